@@ -1,0 +1,214 @@
+"""What the network is: sizes, attention, routing, precision. Standard library only."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from moejax.config.check import at_least, check, divides, one_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionConfig:
+    num_heads: int
+    """Query heads."""
+    num_kv_heads: int | None = None
+    """Key and value heads, a divisor of num_heads (grouped-query attention). None: num_heads."""
+    head_dim: int | None = None
+    """Width of one head. None: embed_dim / num_heads."""
+    rope_theta: float = 500_000.0
+    """Base of the rotary position embedding."""
+    qk_norm: Literal["none", "head", "width"] = "none"
+    """RMS norm of queries and keys: none, per head, or over the whole width."""
+    window_pattern: tuple[int, ...] = (-1,)
+    """Sliding window of each layer in tokens (a token sees itself and window-1 before it), repeated over the layers; -1 is full attention."""
+    full_attention_ends: bool = True
+    """The first and the last layer always use full attention."""
+
+    def __post_init__(self) -> None:
+        at_least("model.attention.num_heads", self.num_heads, 1)
+        at_least("model.attention.num_kv_heads", self.kv_heads, 1)
+        divides("model.attention.num_kv_heads", self.kv_heads, "model.attention.num_heads", self.num_heads)
+        one_of("model.attention.qk_norm", self.qk_norm, ("none", "head", "width"))
+        if self.head_dim is not None:
+            check(
+                self.head_dim >= 2 and self.head_dim % 2 == 0,
+                f"model.attention.head_dim={self.head_dim} is not an even number >= 2; rotary embedding turns pairs",
+            )
+        check(self.rope_theta > 0, f"model.attention.rope_theta={self.rope_theta} is not positive; the usual base is 10000 or 500000")
+        check(len(self.window_pattern) > 0, "model.attention.window_pattern=() is empty; use -1 for full attention")
+        for window in self.window_pattern:
+            check(
+                window == -1 or window >= 1,
+                f"model.attention.window_pattern={self.window_pattern} holds {window}; a window is >= 1 tokens, or -1 for full attention",
+            )
+
+    @property
+    def kv_heads(self) -> int:
+        return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
+
+
+@dataclass(frozen=True, kw_only=True)
+class RouterConfig:
+    gating: Literal["softmax", "sigmoid", "topk_softmax"] = "softmax"
+    """How logits become scores. topk_softmax: choose by logit, then softmax over the chosen."""
+    assignment: Literal["learned", "uniform", "random"] = "learned"
+    """learned: by score. uniform, random: fixed routes for benchmarks; says nothing about model quality."""
+    normalize: float | None = 1.0
+    """Divide the chosen weights of a token by their p-norm of this order. None: leave them as they are."""
+    restore_scale: bool = False
+    """Multiply the weights by top_k after normalising."""
+    scale: float = 1.0
+    """Constant factor on the weights."""
+    bias_update_rate: float | None = None
+    """Step of the score-correction bias (auxiliary-loss-free balancing): after each step b += rate * sign(mean(count) - count). None: no bias."""
+    balance_loss: Literal["none", "local", "instance", "global"] = "local"
+    """Statistic of the balance loss: per rank and microbatch, per sequence, or over all ranks of a microbatch."""
+    balance_loss_weight: float = 0.01
+    """Weight of the balance loss; 1.0 is the value of a perfectly even load."""
+    z_loss_weight: float = 0.0
+    """Weight of the mean squared logsumexp of the router logits."""
+
+    def __post_init__(self) -> None:
+        one_of("model.moe.router.gating", self.gating, ("softmax", "sigmoid", "topk_softmax"))
+        one_of("model.moe.router.assignment", self.assignment, ("learned", "uniform", "random"))
+        one_of("model.moe.router.balance_loss", self.balance_loss, ("none", "local", "instance", "global"))
+        if self.normalize is not None:
+            check(self.normalize > 0, f"model.moe.router.normalize={self.normalize} is not a p-norm; use a number > 0 (1.0 is the usual one) or None")
+        for name in ("balance_loss_weight", "z_loss_weight"):
+            value = getattr(self, name)
+            check(value >= 0, f"model.moe.router.{name}={value} is negative; a penalty weight is >= 0")
+        if self.bias_update_rate is not None:
+            check(self.bias_update_rate > 0, f"model.moe.router.bias_update_rate={self.bias_update_rate} is not positive; use None to switch the bias off")
+        check(
+            not (self.assignment == "random" and self.gating == "topk_softmax"),
+            "model.moe.router.assignment=random replaces scores, and model.moe.router.gating=topk_softmax has none before the choice; "
+            "use gating=softmax or sigmoid",
+        )
+        check(
+            not (self.assignment != "learned" and self.bias_update_rate is not None),
+            f"model.moe.router.bias_update_rate={self.bias_update_rate} steers learned routing, but "
+            f"model.moe.router.assignment={self.assignment} ignores it; set one of them back",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoEConfig:
+    num_experts: int
+    """Routed experts of a layer, split over mesh.ep."""
+    top_k: int
+    """Experts that each token is sent to."""
+    expert_dim: int
+    """Hidden width of one routed expert."""
+    num_shared_experts: int = 0
+    """Experts that see every token. Two or more are weighted by a scores-only router of their own."""
+    shared_expert_dim: int = 0
+    """Hidden width of one shared expert; 0 only without shared experts."""
+    router: RouterConfig = field(default_factory=RouterConfig)
+    """How tokens choose experts."""
+    capacity_factor: float | None = None
+    """Rows a rank accepts per microbatch, as a multiple of an even load; later rows are dropped and counted. None: dropless, exact for any routing."""
+    transport: Literal["auto", "gather", "ragged"] = "auto"
+    """How rows travel between ranks: ragged (ragged all-to-all, GPUs), gather (all-gather, any device); auto takes ragged on GPU."""
+    grouped_matmul: Literal["auto", "reference", "cpu"] = "auto"
+    """Kernel of the expert products; auto takes the best one for the device. reference: plain definition, slow."""
+
+    def __post_init__(self) -> None:
+        at_least("model.moe.num_experts", self.num_experts, 1)
+        at_least("model.moe.top_k", self.top_k, 1)
+        check(
+            self.top_k <= self.num_experts,
+            f"model.moe.top_k={self.top_k} exceeds model.moe.num_experts={self.num_experts}; lower top_k or add experts",
+        )
+        at_least("model.moe.expert_dim", self.expert_dim, 1)
+        at_least("model.moe.num_shared_experts", self.num_shared_experts, 0)
+        check(
+            (self.num_shared_experts > 0) == (self.shared_expert_dim > 0),
+            f"model.moe.num_shared_experts={self.num_shared_experts} and model.moe.shared_expert_dim={self.shared_expert_dim} "
+            "do not agree; set both above 0, or both to 0",
+        )
+        if self.capacity_factor is not None:
+            check(self.capacity_factor > 0, f"model.moe.capacity_factor={self.capacity_factor} is not positive; 1.25 is usual, None never drops")
+        one_of("model.moe.transport", self.transport, ("auto", "gather", "ragged"))
+        one_of("model.moe.grouped_matmul", self.grouped_matmul, ("auto", "reference", "cpu"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    vocab_size: int
+    """Rows of the embedding; every token id is below it."""
+    embed_dim: int
+    """Width of the residual stream."""
+    num_layers: int
+    """All blocks, dense ones included."""
+    num_dense_layers: int = 0
+    """Leading blocks with a dense MLP instead of experts."""
+    mlp_dim: int = 0
+    """Hidden width of the dense blocks' MLP; 0 only without dense blocks."""
+    attention: AttentionConfig
+    """Attention of every block."""
+    moe: MoEConfig | None
+    """Experts of the other blocks; None only if every block is dense."""
+    norm_placement: Literal["pre", "post", "peri"] = "pre"
+    """RMS norm before each branch, after it (reordered norm), or both."""
+    norm_eps: float = 1e-6
+    """Added to the mean square inside every norm."""
+    embed_scale: float | None = None
+    """Factor on the token embeddings. None: 1."""
+    embed_norm: bool = False
+    """RMS norm after the embedding."""
+    tie_embeddings: bool = False
+    """The head uses the embedding's weights."""
+    init_std: float = 0.02
+    """Standard deviation of the initial weights (normal, cut at three deviations)."""
+    z_loss_weight: float = 0.0
+    """Weight of the mean squared logsumexp of the head's logits."""
+    loss_chunk: int = 8192
+    """Vocabulary entries whose logits exist at once in the loss."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Compute dtype. Masters, router, norms, softmax, loss and reductions are float32 always."""
+    recompute: Literal["none", "block"] = "none"
+    """Activations computed again in the backward pass: none, or everything inside each block."""
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "embed_dim", "num_layers", "loss_chunk"):
+            at_least(f"model.{name}", getattr(self, name), 1)
+        at_least("model.num_dense_layers", self.num_dense_layers, 0)
+        check(
+            self.num_dense_layers <= self.num_layers,
+            f"model.num_dense_layers={self.num_dense_layers} exceeds model.num_layers={self.num_layers}; lower it or add layers",
+        )
+        check(
+            (self.num_dense_layers > 0) == (self.mlp_dim > 0),
+            f"model.num_dense_layers={self.num_dense_layers} and model.mlp_dim={self.mlp_dim} do not agree; set both above 0, or both to 0",
+        )
+        check(
+            (self.moe is None) == (self.num_moe_layers == 0),
+            f"model.num_layers={self.num_layers} with model.num_dense_layers={self.num_dense_layers} leaves {self.num_moe_layers} MoE blocks, "
+            f"but model.moe is {'not set' if self.moe is None else 'set'}; "
+            + ("give model.moe or make every layer dense" if self.moe is None else "set model.moe=None or use fewer dense layers"),
+        )
+        if self.attention.head_dim is None:
+            divides("model.attention.num_heads", self.attention.num_heads, "model.embed_dim", self.embed_dim)
+        check(
+            self.head_dim % 2 == 0,
+            f"model.embed_dim / model.attention.num_heads = {self.head_dim} is odd; rotary embedding turns pairs, so give an even model.attention.head_dim",
+        )
+        one_of("model.norm_placement", self.norm_placement, ("pre", "post", "peri"))
+        one_of("model.dtype", self.dtype, ("float32", "bfloat16"))
+        one_of("model.recompute", self.recompute, ("none", "block"))
+        check(self.norm_eps > 0, f"model.norm_eps={self.norm_eps} is not positive; 1e-6 is usual")
+        check(self.init_std > 0, f"model.init_std={self.init_std} is not positive; 0.02 is usual")
+        check(self.z_loss_weight >= 0, f"model.z_loss_weight={self.z_loss_weight} is negative; a penalty weight is >= 0")
+
+    @property
+    def head_dim(self) -> int:
+        return self.attention.head_dim or self.embed_dim // self.attention.num_heads
+
+    @property
+    def num_moe_layers(self) -> int:
+        return self.num_layers - self.num_dense_layers
+
+    def window(self, layer: int) -> int:
+        """Sliding window of a layer in tokens, -1 for full attention."""
+        if self.attention.full_attention_ends and layer in (0, self.num_layers - 1):
+            return -1
+        return self.attention.window_pattern[layer % len(self.attention.window_pattern)]
