@@ -1,0 +1,1 @@
+"""Kernels of sparse mixture-of-experts layers. One folder per operation; needs jax and numpy only."""

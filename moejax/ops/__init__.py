@@ -1,0 +1,1 @@
+"""Plain functions on arrays: no parameters, no configs, no mesh."""
