@@ -1,5 +1,6 @@
 """Settings of a run as frozen dataclasses. Importing this needs only the standard library."""
 
+from moejax.config.load import load_config
 from moejax.config.model import AttentionConfig, ModelConfig, MoEConfig, RouterConfig
 from moejax.config.train import (
     CheckpointConfig,
@@ -25,4 +26,5 @@ __all__ = [
     "RouterConfig",
     "ScheduleConfig",
     "TrainConfig",
+    "load_config",
 ]
