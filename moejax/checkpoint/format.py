@@ -1,0 +1,58 @@
+"""What a checkpoint is on disk.
+
+    checkpoints/200/arrays/         Orbax; one entry per array, named by its dotted path ("master.embed.w_embed")
+    checkpoints/200/MANIFEST.json   step, tokens seen, config, versions, arrays (shape, dtype), files (bytes, sha256)
+    checkpoints/300.partial/        a save in progress, or one that was interrupted; never read
+
+A directory gets its final name by one rename after everything in it, the manifest last, has been written. So a name
+without `.partial` means complete, and anything missing behind such a name is damage, not an interrupted save.
+"""
+
+import hashlib
+import importlib.metadata
+import os
+import platform
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import jax
+
+FORMAT = 1
+ARRAYS = "arrays"
+MANIFEST = "MANIFEST.json"
+PARTIAL = ".partial"
+
+
+def flat_names(tree: Any) -> dict[str, Any]:
+    """Leaves of nested dicts by dotted name, in the order of jax.tree.leaves."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return {".".join(str(key.key) for key in path): leaf for path, leaf in leaves}
+
+
+def describe_arrays(flat: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Shape and dtype of each array, as the manifest lists them."""
+    return {name: {"shape": list(leaf.shape), "dtype": str(leaf.dtype)} for name, leaf in flat.items()}
+
+
+def describe_files(directory: Path) -> dict[str, dict[str, Any]]:
+    """Size in bytes and SHA-256 of every file below a directory, by relative path."""
+    files = sorted(path for path in directory.rglob("*") if path.is_file())
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        digests = pool.map(_sha256, files)
+        return {
+            str(path.relative_to(directory)): {"bytes": path.stat().st_size, "sha256": digest}
+            for path, digest in zip(files, digests, strict=True)
+        }
+
+
+def versions() -> dict[str, str]:
+    """Versions of what wrote a checkpoint."""
+    return {"python": platform.python_version()} | {
+        name: importlib.metadata.version(name) for name in ("moejax", "jax", "jaxlib", "orbax-checkpoint")
+    }
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,235 @@
+"""Checkpoints: round trips to the bit across meshes, atomic saves, damage that is refused with its reason."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from moejax.checkpoint import Writer, committed_steps, read_manifest, restore
+from moejax.errors import CheckpointError
+
+
+def _mesh(dp: int, ep: int) -> jax.sharding.Mesh:
+    return jax.make_mesh((dp, ep), ("dp", "ep"), axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[: dp * ep])
+
+
+def _abstract(mesh: jax.sharding.Mesh, spec: PartitionSpec) -> dict:
+    def leaf(shape, dtype, *, split: bool) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec if split else PartitionSpec()))
+
+    return {
+        "master": {
+            "embed": {"w_embed": leaf((16, 8), jnp.float32, split=True)},
+            "head": {"w_head": leaf((8, 16), jnp.float32, split=True)},
+        },
+        "moments": {"mu": {"head": {"w_head": leaf((8, 16), jnp.float32, split=True)}}},
+        "router": {},
+        "step": leaf((), jnp.int32, split=False),
+    }
+
+
+def _concrete(abstract: dict, seed: int = 0) -> dict:
+    random = np.random.default_rng(seed)
+    return jax.tree.map(lambda a: jax.device_put(random.integers(1, 10**6, a.shape).astype(a.dtype), a.sharding), abstract)
+
+
+SPLIT = PartitionSpec(("dp", "ep"))
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> tuple[Path, dict]:
+    tree = _concrete(_abstract(_mesh(2, 4), SPLIT))
+    writer = Writer(tmp_path, keep=3)
+    for step in (1, 2):
+        writer.save(step, tree, {"tokens_seen": 100 * step, "config": {"name": "x"}})
+    writer.wait()
+    writer.close()
+    return tmp_path, tree
+
+
+@pytest.mark.parametrize(("dp", "ep", "spec"), [(2, 4, SPLIT), (1, 1, SPLIT), (8, 1, SPLIT), (1, 2, PartitionSpec(None, "ep"))])
+def test_a_checkpoint_comes_back_to_the_bit_on_any_mesh(saved, dp, ep, spec):
+    directory, tree = saved
+    abstract = _abstract(_mesh(dp, ep), spec)
+    back = restore(directory, 2, abstract)
+    jax.tree.map(np.testing.assert_array_equal, back, tree)
+    jax.tree.map(lambda a, b: (a.dtype, a.sharding) == (b.dtype, b.sharding) or pytest.fail(f"{a} is not {b}"), back, abstract)
+
+
+def test_a_part_of_a_checkpoint_can_be_read_alone(saved):
+    directory, tree = saved
+    back = restore(directory, 2, {"master": _abstract(_mesh(1, 1), SPLIT)["master"]})
+    jax.tree.map(np.testing.assert_array_equal, back, {"master": tree["master"]})
+
+
+def test_the_manifest_says_what_the_checkpoint_is(saved):
+    manifest = read_manifest(saved[0], 2)
+    assert (manifest["step"], manifest["tokens_seen"], manifest["config"]) == (2, 200, {"name": "x"})
+    assert manifest["versions"]["jax"] == jax.__version__
+    assert manifest["arrays"]["master.embed.w_embed"] == {"shape": [16, 8], "dtype": "float32"}
+
+
+def test_donating_a_state_right_after_saving_it_changes_nothing_on_disk(tmp_path):
+    sharding = NamedSharding(_mesh(8, 1), SPLIT)
+    step = jax.jit(lambda tree: jax.tree.map(lambda a: a + 1.0, tree), donate_argnums=0)
+    state = {"w": jax.device_put(np.zeros((1024, 1024), np.float32), sharding)}
+    writer = Writer(tmp_path, keep=5)
+    for count in range(1, 6):
+        state = step(state)
+        writer.save(count, state, {})
+        state = step(step(state))
+        state = jax.tree.map(lambda a: a - 2.0, state)
+    writer.wait()
+    writer.close()
+    for count in range(1, 6):
+        back = restore(tmp_path, count, {"w": jax.ShapeDtypeStruct((1024, 1024), jnp.float32, sharding=sharding)})
+        np.testing.assert_array_equal(back["w"], np.float32(count))
+
+
+def test_only_the_newest_checkpoints_are_kept(tmp_path):
+    tree = _concrete(_abstract(_mesh(1, 1), SPLIT))
+    writer = Writer(tmp_path, keep=2)
+    for step in (1, 5, 10, 20):
+        writer.save(step, tree, {})
+    writer.wait()
+    writer.close()
+    assert committed_steps(tmp_path) == [10, 20]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["10", "20"]
+
+
+def test_a_failed_background_save_is_reported_by_the_next_poll(tmp_path, monkeypatch):
+    writer = Writer(tmp_path, keep=2)
+    monkeypatch.setattr(
+        "moejax.checkpoint.format.describe_files", lambda directory: (_ for _ in ()).throw(OSError(28, "No space left on device"))
+    )
+    writer.save(7, _concrete(_abstract(_mesh(1, 1), SPLIT)), {})
+    with pytest.raises(CheckpointError, match=r"checkpoint 7 could not be written.*No space left on device.*make room"):
+        while True:
+            writer.poll()
+            time.sleep(0.01)
+    writer.close()
+    assert committed_steps(tmp_path) == []
+
+
+def test_a_directory_that_cannot_be_written_is_reported_at_once(tmp_path):
+    (tmp_path / "checkpoints").write_text("a file is in the way")
+    writer = Writer(tmp_path / "checkpoints", keep=2)
+    with pytest.raises(CheckpointError, match="checkpoint 7 could not be written"):
+        writer.save(7, _concrete(_abstract(_mesh(1, 1), SPLIT)), {})
+    writer.close()
+
+
+def _largest(directory: Path) -> Path:
+    return max((path for path in directory.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+
+
+def _truncate(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def _flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def _edit_format(path: Path) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 99}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda step: _truncate(_largest(step / "arrays")), r"cannot be read: file arrays/.* bytes instead of"),
+        (lambda step: _flip(_largest(step / "arrays")), "has changed since it was written"),
+        (lambda step: _largest(step / "arrays").unlink(), "is missing"),
+        (lambda step: shutil.rmtree(step / "arrays"), "is missing"),
+        (lambda step: (step / "MANIFEST.json").unlink(), "MANIFEST.json is missing or not readable"),
+        (lambda step: _truncate(step / "MANIFEST.json"), "MANIFEST.json is missing or not readable"),
+        (lambda step: _edit_format(step / "MANIFEST.json"), "has format 99, this moejax reads format 1"),
+    ],
+    ids=["truncated", "flipped bit", "missing file", "missing arrays", "missing manifest", "truncated manifest", "newer format"],
+)
+def test_damage_is_refused_with_its_reason(saved, damage, message):
+    directory, _ = saved
+    damage(directory / "2")
+    with pytest.raises(CheckpointError, match=message):
+        restore(directory, 2, _abstract(_mesh(1, 1), SPLIT))
+    jax.block_until_ready(restore(directory, 1, _abstract(_mesh(1, 1), SPLIT)))
+
+
+def test_damage_names_the_older_checkpoint_as_the_way_out(saved):
+    _truncate(_largest(saved[0] / "2" / "arrays"))
+    with pytest.raises(CheckpointError, match="to go on from checkpoint 1 instead, delete .*2$"):
+        restore(saved[0], 2, _abstract(_mesh(1, 1), SPLIT))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t["master"].update(extra=t["step"]), "has no array master.extra"),
+        (
+            lambda t: t["master"].update(embed={"w_embed": jax.ShapeDtypeStruct((17, 8), jnp.float32, sharding=t["step"].sharding)}),
+            r"holds master.embed.w_embed as float32\[16, 8\], the config asks for float32\[17, 8\]",
+        ),
+        (lambda t: t.update(step=jax.ShapeDtypeStruct((), jnp.float32, sharding=t["step"].sharding)), r"holds step as int32\[\]"),
+    ],
+    ids=["missing array", "wrong shape", "wrong dtype"],
+)
+def test_arrays_that_do_not_fit_are_refused(saved, change, message):
+    abstract = _abstract(_mesh(1, 1), SPLIT)
+    change(abstract)
+    with pytest.raises(CheckpointError, match=message):
+        restore(saved[0], 2, abstract)
+
+
+def test_a_step_that_does_not_exist_is_refused_with_those_that_do(saved):
+    with pytest.raises(CheckpointError, match=r"no checkpoint 3 in .* \(found: 1, 2\)"):
+        restore(saved[0], 3, _abstract(_mesh(1, 1), SPLIT))
+
+
+KILLED = """
+    import sys, time
+    from pathlib import Path
+    import jax.numpy as jnp
+    import moejax.checkpoint.format as fmt
+    from moejax.checkpoint import Writer
+    writer = Writer(Path(sys.argv[1]), keep=1)
+    writer.save(1, {"w": jnp.ones((64, 64))}, {})
+    writer.wait()
+    def hang(directory):
+        print("saving", flush=True)
+        time.sleep(600)
+    fmt.describe_files = hang
+    writer.save(2, {"w": jnp.full((64, 64), 2.0)}, {})
+    time.sleep(600)
+"""
+
+
+def test_kill_9_in_the_middle_of_a_save_leaves_the_previous_checkpoint(tmp_path):
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(KILLED), str(tmp_path)], stdout=subprocess.PIPE, text=True, env=environment
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "saving\n"
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "2.partial"]
+    abstract = {"w": jax.ShapeDtypeStruct((64, 64), jnp.float32, sharding=jax.sharding.SingleDeviceSharding(jax.devices()[0]))}
+    np.testing.assert_array_equal(restore(tmp_path, 1, abstract)["w"], 1.0)
+    Writer(tmp_path, keep=1).close()
+    assert committed_steps(tmp_path) == [1]
+    assert not (tmp_path / "2.partial").exists()
