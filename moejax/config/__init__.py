@@ -2,6 +2,7 @@
 
 from moejax.config.load import load_config
 from moejax.config.model import AttentionConfig, ModelConfig, MoEConfig, RouterConfig
+from moejax.config.resolved import CONFIG_FILE, differences, from_dict, from_json, read_config, to_dict, to_json
 from moejax.config.train import (
     CheckpointConfig,
     DataConfig,
@@ -14,6 +15,7 @@ from moejax.config.train import (
 )
 
 __all__ = [
+    "CONFIG_FILE",
     "AttentionConfig",
     "CheckpointConfig",
     "DataConfig",
@@ -26,5 +28,11 @@ __all__ = [
     "RouterConfig",
     "ScheduleConfig",
     "TrainConfig",
+    "differences",
+    "from_dict",
+    "from_json",
     "load_config",
+    "read_config",
+    "to_dict",
+    "to_json",
 ]

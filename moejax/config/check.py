@@ -26,6 +26,6 @@ def divides(name: str, value: int, whole_name: str, whole: int) -> None:
 def one_of(name: str, value: str, allowed: Sequence[str]) -> None:
     """Refuse a name that is not in the list, and suggest the nearest one."""
     if value not in allowed:
-        near = difflib.get_close_matches(str(value), allowed, n=1)
+        near = difflib.get_close_matches(value, allowed, n=1)
         hint = f"did you mean {near[0]}?" if near else "choose one of them"
         raise ConfigError(f"{name}={value} is not one of {', '.join(allowed)}; {hint}")

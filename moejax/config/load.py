@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 
+from moejax.config.settings import describe, holds, settings
 from moejax.config.train import TrainConfig
 from moejax.errors import ConfigError
 
@@ -73,6 +74,9 @@ def _call_config(path: Path) -> TrainConfig:
     if not isinstance(result, TrainConfig):
         line = getattr(getattr(function, "__code__", None), "co_firstlineno", 1)
         raise ConfigError(f"{path}, line {line}: config() returned {type(result).__name__}; it has to return a moejax.config.TrainConfig")
+    for setting in settings(result):
+        if not holds(setting.hint, setting.value):
+            raise ConfigError(f"{path}: {setting.name}={setting.value!r} is not {describe(setting.hint)}; write one in config()")
     return result
 
 

@@ -19,7 +19,7 @@ class AttentionConfig:
     qk_norm: Literal["none", "head", "width"] = "none"
     """RMS norm of queries and keys: none, per head, or over the whole width."""
     window_pattern: tuple[int, ...] = (-1,)
-    """Sliding window of each layer in tokens (a token sees itself and window-1 before it), repeated over the layers; -1 is full attention."""
+    """Sliding window of each layer in tokens (a token sees itself and window-1 before it); -1 is full attention. Repeated over the layers."""
     full_attention_ends: bool = True
     """The first and the last layer always use full attention."""
 
@@ -59,7 +59,7 @@ class RouterConfig:
     scale: float = 1.0
     """Constant factor on the weights."""
     bias_update_rate: float | None = None
-    """Step of the score-correction bias (auxiliary-loss-free balancing): after each step b += rate * sign(mean(count) - count). None: no bias."""
+    """Balancing without a loss: after each step the score-correction bias grows by this times sign(mean(count) - count). None: no bias."""
     balance_loss: Literal["none", "local", "instance", "global"] = "local"
     """Statistic of the balance loss: per rank and microbatch, per sequence, or over all ranks of a microbatch."""
     balance_loss_weight: float = 0.01
@@ -72,12 +72,18 @@ class RouterConfig:
         one_of("model.moe.router.assignment", self.assignment, ("learned", "uniform", "random"))
         one_of("model.moe.router.balance_loss", self.balance_loss, ("none", "local", "instance", "global"))
         if self.normalize is not None:
-            check(self.normalize > 0, f"model.moe.router.normalize={self.normalize} is not a p-norm; use a number > 0 (1.0 is the usual one) or None")
+            check(
+                self.normalize > 0,
+                f"model.moe.router.normalize={self.normalize} is not a p-norm; use a number > 0 (1.0 is the usual one) or None",
+            )
         for name in ("balance_loss_weight", "z_loss_weight"):
             value = getattr(self, name)
             check(value >= 0, f"model.moe.router.{name}={value} is negative; a penalty weight is >= 0")
         if self.bias_update_rate is not None:
-            check(self.bias_update_rate > 0, f"model.moe.router.bias_update_rate={self.bias_update_rate} is not positive; use None to switch the bias off")
+            check(
+                self.bias_update_rate > 0,
+                f"model.moe.router.bias_update_rate={self.bias_update_rate} is not positive; use None to switch the bias off",
+            )
         check(
             not (self.assignment == "random" and self.gating == "topk_softmax"),
             "model.moe.router.assignment=random replaces scores, and model.moe.router.gating=topk_softmax has none before the choice; "
@@ -105,7 +111,7 @@ class MoEConfig:
     router: RouterConfig = field(default_factory=RouterConfig)
     """How tokens choose experts."""
     capacity_factor: float | None = None
-    """Rows a rank accepts per microbatch, as a multiple of an even load; later rows are dropped and counted. None: dropless, exact for any routing."""
+    """Rows a rank accepts per microbatch, in even loads; later rows are dropped and counted. None: dropless, exact for any routing."""
     transport: Literal["auto", "gather", "ragged"] = "auto"
     """How rows travel between ranks: ragged (ragged all-to-all, GPUs), gather (all-gather, any device); auto takes ragged on GPU."""
     grouped_matmul: Literal["auto", "reference", "cpu"] = "auto"
@@ -126,7 +132,10 @@ class MoEConfig:
             "do not agree; set both above 0, or both to 0",
         )
         if self.capacity_factor is not None:
-            check(self.capacity_factor > 0, f"model.moe.capacity_factor={self.capacity_factor} is not positive; 1.25 is usual, None never drops")
+            check(
+                self.capacity_factor > 0,
+                f"model.moe.capacity_factor={self.capacity_factor} is not positive; 1.25 is usual, None never drops",
+            )
         one_of("model.moe.transport", self.transport, ("auto", "gather", "ragged"))
         one_of("model.moe.grouped_matmul", self.grouped_matmul, ("auto", "reference", "cpu"))
 
@@ -182,15 +191,16 @@ class ModelConfig:
         )
         check(
             (self.moe is None) == (self.num_moe_layers == 0),
-            f"model.num_layers={self.num_layers} with model.num_dense_layers={self.num_dense_layers} leaves {self.num_moe_layers} MoE blocks, "
-            f"but model.moe is {'not set' if self.moe is None else 'set'}; "
+            f"model.num_layers={self.num_layers} with model.num_dense_layers={self.num_dense_layers} leaves {self.num_moe_layers} "
+            f"MoE blocks, but model.moe is {'not set' if self.moe is None else 'set'}; "
             + ("give model.moe or make every layer dense" if self.moe is None else "set model.moe=None or use fewer dense layers"),
         )
         if self.attention.head_dim is None:
             divides("model.attention.num_heads", self.attention.num_heads, "model.embed_dim", self.embed_dim)
         check(
             self.head_dim % 2 == 0,
-            f"model.embed_dim / model.attention.num_heads = {self.head_dim} is odd; rotary embedding turns pairs, so give an even model.attention.head_dim",
+            f"model.embed_dim / model.attention.num_heads = {self.head_dim} is odd; rotary embedding turns pairs, "
+            "so give an even model.attention.head_dim",
         )
         one_of("model.norm_placement", self.norm_placement, ("pre", "post", "peri"))
         one_of("model.dtype", self.dtype, ("float32", "bfloat16"))

@@ -51,6 +51,10 @@ class DataConfig:
         )
         check(0 <= self.eval_fraction < 1, f"data.eval_fraction={self.eval_fraction} is not in [0, 1); 0.05 is usual")
         check(
+            self.source == "files" or self.eos_id is None,
+            f"data.eos_id={self.eos_id} is for token files, but data.source={self.source} knows its own; leave data.eos_id out",
+        )
+        check(
             not (self.document_mask and self.source == "files" and self.eos_id is None),
             "data.document_mask=True needs to know where documents end; set data.eos_id",
         )
@@ -99,7 +103,7 @@ class OptimConfig:
     max_grad_norm: float | None = 1.0
     """Global gradient norm to clip to. None: no clipping."""
     skip_sigma: float | None = 6.0
-    """Skip a step whose loss or gradient norm lies this many deviations above the mean of the last skip_window. None: only non-finite steps are skipped."""
+    """Skip a step whose loss or gradient norm is this many deviations above the mean of skip_window steps. None: only non-finite ones."""
     skip_window: int = 128
     """Steps remembered for skip_sigma; skipping starts when half of them are known."""
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
@@ -114,8 +118,13 @@ class OptimConfig:
         for name in ("weight_decay", "expert_weight_decay", "expert_lr_scale"):
             value = getattr(self, name)
             check(value is None or value >= 0, f"optim.{name}={value} is negative; give a number >= 0")
-        check(self.max_grad_norm is None or self.max_grad_norm > 0, f"optim.max_grad_norm={self.max_grad_norm} is not positive; use None for no clipping")
-        check(self.skip_sigma is None or self.skip_sigma > 0, f"optim.skip_sigma={self.skip_sigma} is not positive; use None to switch it off")
+        check(
+            self.max_grad_norm is None or self.max_grad_norm > 0,
+            f"optim.max_grad_norm={self.max_grad_norm} is not positive; use None for no clipping",
+        )
+        check(
+            self.skip_sigma is None or self.skip_sigma > 0, f"optim.skip_sigma={self.skip_sigma} is not positive; use None to switch it off"
+        )
         at_least("optim.skip_window", self.skip_window, 4)
 
 
@@ -136,7 +145,7 @@ class EvalConfig:
     every: int | None = 500
     """Steps between evaluations on the held-out split; one is made at the end too. None: never."""
     sequences: int = 256
-    """Held-out sequences of one evaluation at most; taken from the start of the split."""
+    """Held-out sequences of one evaluation at most; the same ones every time, drawn from the whole split."""
     batch_size: int | None = None
     """Sequences evaluated at once. None: one microbatch of training."""
 
@@ -196,12 +205,15 @@ class TrainConfig:
     run_dir: str | None = None
     """Directory of the run. None: runs/NAME."""
     resume: Literal["auto", "changed", "never"] = "auto"
-    """auto: continue the run in run_dir if its config is this one. changed: continue although settings differ. never: refuse a directory in use."""
+    """auto: continue the run in run_dir if it has this config. changed: continue although settings differ. never: refuse a used directory."""
     profile: bool = False
     """Write a jax.profiler trace of a few steps into the run directory."""
 
     def __post_init__(self) -> None:
-        check(bool(self.name) and "/" not in self.name, f"name={self.name!r} is not a directory name; use letters, digits, - and _")
+        check(
+            self.name not in ("", ".", "..") and "/" not in self.name,
+            f"name={self.name!r} is not a directory name; use letters, digits, - and _",
+        )
         at_least("steps", self.steps, 1)
         at_least("batch_size", self.batch_size, 1)
         at_least("microbatches", self.microbatches, 1)
@@ -210,8 +222,8 @@ class TrainConfig:
         parts = self.microbatches * self.mesh.num_devices
         check(
             self.batch_size % parts == 0,
-            f"batch_size={self.batch_size} does not split evenly into microbatches={self.microbatches} x mesh.dp={self.mesh.dp} x mesh.ep={self.mesh.ep} "
-            f"= {parts} parts; use a multiple of {parts}, such as {math.ceil(self.batch_size / parts) * parts}",
+            f"batch_size={self.batch_size} does not split evenly into microbatches={self.microbatches} x mesh.dp={self.mesh.dp} "
+            f"x mesh.ep={self.mesh.ep} = {parts} parts; use a multiple of {parts}, such as {math.ceil(self.batch_size / parts) * parts}",
         )
         if self.eval.batch_size is not None:
             check(
@@ -223,16 +235,26 @@ class TrainConfig:
             divides("mesh.ep", self.mesh.ep, "model.moe.num_experts", self.model.moe.num_experts)
         else:
             check(self.mesh.ep == 1, f"mesh.ep={self.mesh.ep} splits experts, but the model has none; use mesh.dp")
+        check(
+            self.eval.every is None or self.data.eval_fraction > 0,
+            f"eval.every={self.eval.every} has no text to evaluate on with data.eval_fraction=0; "
+            "hold out a share such as 0.05, or set eval.every=None",
+        )
         warm, decay = self.optim.schedule.warmup_steps, self.optim.schedule.decay_steps
         check(
             warm + decay <= self.steps,
-            f"optim.schedule.warmup_steps={warm} + optim.schedule.decay_steps={decay} exceed steps={self.steps}; train longer or shorten them",
+            f"optim.schedule.warmup_steps={warm} + optim.schedule.decay_steps={decay} exceed steps={self.steps}; "
+            "train longer or shorten them",
+        )
+        check(
+            self.eval.every is None or self.data.eval_fraction > 0,
+            f"eval.every={self.eval.every} needs held-out text, but data.eval_fraction=0; hold some out or set eval.every=None",
         )
         if self.data.source == "shakespeare":
             check(
                 self.model.vocab_size >= 258,
-                f"model.vocab_size={self.model.vocab_size} is below 258, what the byte tokenizer needs (256 bytes, end of document, padding); "
-                "use 258 or more",
+                f"model.vocab_size={self.model.vocab_size} is below 258, what the byte tokenizer needs "
+                "(256 bytes, end of document, padding); use 258 or more",
             )
 
     @property
