@@ -19,7 +19,7 @@ class AttentionConfig:
     qk_norm: Literal["none", "head", "width"] = "none"
     """RMS norm of queries and keys: none, per head, or over the whole width."""
     window_pattern: tuple[int, ...] = (-1,)
-    """Sliding window of each layer in tokens (a token sees itself and window-1 before it); -1 is full attention. Repeated over the layers."""
+    """Sliding window of each layer in tokens (a token sees itself and window-1 before it), repeated over the layers; -1: full attention."""
     full_attention_ends: bool = True
     """The first and the last layer always use full attention."""
 

@@ -205,7 +205,7 @@ class TrainConfig:
     run_dir: str | None = None
     """Directory of the run. None: runs/NAME."""
     resume: Literal["auto", "changed", "never"] = "auto"
-    """auto: continue the run in run_dir if it has this config. changed: continue although settings differ. never: refuse a used directory."""
+    """auto: continue the run in run_dir if it has this config. changed: also if settings differ. never: refuse a used directory."""
     profile: bool = False
     """Write a jax.profiler trace of a few steps into the run directory."""
 
