@@ -246,10 +246,6 @@ class TrainConfig:
             f"optim.schedule.warmup_steps={warm} + optim.schedule.decay_steps={decay} exceed steps={self.steps}; "
             "train longer or shorten them",
         )
-        check(
-            self.eval.every is None or self.data.eval_fraction > 0,
-            f"eval.every={self.eval.every} needs held-out text, but data.eval_fraction=0; hold some out or set eval.every=None",
-        )
         if self.data.source == "shakespeare":
             check(
                 self.model.vocab_size >= 258,
