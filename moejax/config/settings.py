@@ -20,13 +20,16 @@ class Setting:
 
 
 def settings(config: Any, prefix: str = "") -> Iterator[Setting]:
-    """Yield every setting of a config, depth first in the order of the fields. An absent group, such as moe=None, is one setting."""
+    """Yield every setting of a config, those of a group before its subgroups. An absent group, such as moe=None, is one setting."""
+    groups = []
     for name, hint in fields(type(config)):
         value = getattr(config, name)
         if dataclasses.is_dataclass(value):
-            yield from settings(value, f"{prefix}{name}.")
+            groups.append((name, value))
         else:
             yield Setting(prefix + name, hint, value)
+    for name, group in groups:
+        yield from settings(group, f"{prefix}{name}.")
 
 
 def possible_names(config_class: type, prefix: str = "") -> Iterator[str]:

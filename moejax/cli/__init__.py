@@ -1,0 +1,1 @@
+"""The command `moejax`: one file per subcommand, each with run(words) and its help text as docstring."""

@@ -1,0 +1,52 @@
+"""What the subcommands share: their first word, a request for help, run directories, and the list of shipped configs."""
+
+import ast
+import difflib
+from collections.abc import Sequence
+from pathlib import Path
+
+from moejax.config import CONFIG_FILE
+from moejax.config.load import config_folder, config_names
+from moejax.errors import ConfigError
+
+RUNS = Path("runs")
+"""Where runs are written unless run_dir says otherwise."""
+
+HELP = ("-h", "--help")
+
+HOW_TO_SET = "Settings are given as --name value, with - or _ between words; a switch without a value means True."
+
+
+def split_subject(words: Sequence[str], kind: str, example: str) -> tuple[str, list[str], bool]:
+    """Return the first word (a config or a run), the other words, and whether help is among them."""
+    if not words or words[0].startswith("-"):
+        given = f"{words[0]} stands where {kind} belongs" if words else f"{kind} is missing"
+        raise ConfigError(f"{given}; write it as in {example}")
+    rest = [word for word in words[1:] if word not in HELP]
+    return words[0], rest, len(rest) < len(words) - 1
+
+
+def find_run(name_or_path: str) -> Path:
+    """Return the run directory that a path or a name below runs/ stands for."""
+    for path in (Path(name_or_path).expanduser(), RUNS / name_or_path):
+        if (path / CONFIG_FILE).is_file():
+            return path
+    known = sorted(path.parent.name for path in RUNS.glob(f"*/{CONFIG_FILE}"))
+    near = difflib.get_close_matches(name_or_path, known, n=1)
+    found = f"found: {', '.join(known)}" if known else f"there is none below {RUNS.resolve()}; moejax train quickstart makes one"
+    raise ConfigError(
+        f"run {name_or_path} is not a directory with {CONFIG_FILE}; " + (f"did you mean {near[0]}? ({found})" if near else found)
+    )
+
+
+def shipped_configs() -> str:
+    """One line for each shipped config: name and what it is."""
+    lines = []
+    for name in config_names():
+        tree = ast.parse((config_folder() / f"{name}.py").read_bytes())
+        lines.append(f"  {name:<18}{first_line(ast.get_docstring(tree))}")
+    return "\n".join(lines)
+
+
+def first_line(docstring: str | None) -> str:
+    return (docstring or "").strip().partition("\n")[0]
