@@ -35,8 +35,7 @@ class Writer:
 
         The arrays may be donated to a computation as soon as this returns: Orbax holds or has copied their buffers.
 
-        Args:
-            about: what the manifest says beside arrays, files and versions (config, tokens seen); JSON values.
+        `about` is what the manifest says beside arrays, files and versions (config, tokens seen): JSON values.
 
         Raises:
             CheckpointError: if this save cannot start, or the one before it failed.
@@ -59,9 +58,11 @@ class Writer:
         Raises:
             CheckpointError: if the save failed.
         """
-        if self._pending is None or not self._pending[1].done():
-            return None
-        return self.wait()
+        return self.wait() if self.is_idle() else None
+
+    def is_idle(self) -> bool:
+        """Whether no save is in progress."""
+        return self._pending is None or self._pending[1].done()
 
     def wait(self) -> tuple[int, float] | None:
         """The same as poll, after waiting for the save in progress."""

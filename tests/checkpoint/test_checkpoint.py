@@ -114,10 +114,10 @@ def test_a_failed_background_save_is_reported_by_the_next_poll(tmp_path, monkeyp
         "moejax.checkpoint.format.describe_files", lambda directory: (_ for _ in ()).throw(OSError(28, "No space left on device"))
     )
     writer.save(7, _concrete(_abstract(_mesh(1, 1), SPLIT)), {})
+    while not writer.is_idle():
+        time.sleep(0.01)
     with pytest.raises(CheckpointError, match=r"checkpoint 7 could not be written.*No space left on device.*make room"):
-        while True:
-            writer.poll()
-            time.sleep(0.01)
+        writer.poll()
     writer.close()
     assert committed_steps(tmp_path) == []
 
@@ -171,7 +171,7 @@ def test_damage_is_refused_with_its_reason(saved, damage, message):
 
 def test_damage_names_the_older_checkpoint_as_the_way_out(saved):
     _truncate(_largest(saved[0] / "2" / "arrays"))
-    with pytest.raises(CheckpointError, match="to go on from checkpoint 1 instead, delete .*2$"):
+    with pytest.raises(CheckpointError, match=r"to go on from checkpoint 1 instead, delete .*2$"):
         restore(saved[0], 2, _abstract(_mesh(1, 1), SPLIT))
 
 
