@@ -5,7 +5,6 @@ import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Self
 
 
 class Prefetch[T]:
@@ -24,7 +23,7 @@ class Prefetch[T]:
         self._thread = threading.Thread(target=self._work, args=(fn, range(start, stop)), name="moejax-prefetch", daemon=True)
         self._thread.start()
 
-    def __iter__(self) -> Self:
+    def __iter__(self) -> "Prefetch[T]":
         return self
 
     def __next__(self) -> T:
@@ -45,7 +44,7 @@ class Prefetch[T]:
         self._free.release()
         self._thread.join()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "Prefetch[T]":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
