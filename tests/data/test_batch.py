@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moejax.data.batch import fill_up, make_batch
@@ -17,6 +17,7 @@ def test_documents_by_hand():
     assert batch["positions"].tolist() == [[0, 1, 2, 0, 1, 0, 0], [0, 0, 1, 2, 3, 4, 5]]
 
 
+@settings(deadline=None)
 @given(st.lists(st.lists(st.integers(0, 2), min_size=6, max_size=6), min_size=1, max_size=4))
 def test_documents_equal_a_plain_loop(windows):
     batch = make_batch(np.array(windows), 0)

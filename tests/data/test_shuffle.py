@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moejax.data.shuffle import permute
@@ -10,6 +10,7 @@ def order(size: int, key: int) -> np.ndarray:
     return permute(np.arange(size), size, np.full(size, key, np.uint64))
 
 
+@settings(deadline=None)
 @given(st.integers(1, 2000), st.integers(0, 2**64 - 1))
 def test_every_number_comes_once(size, key):
     assert sorted(order(size, key)) == list(range(size))
@@ -20,7 +21,8 @@ def test_numbers_too_many_to_list_stay_distinct_and_inside():
     index = np.concatenate([np.arange(1000), size - 1 - np.arange(1000)])
     value = permute(index, size, np.zeros(2000, np.uint64))
     assert len(set(value.tolist())) == 2000
-    assert 0 <= value.min() and value.max() < size
+    assert value.min() >= 0
+    assert value.max() < size
     assert abs(value.mean() / size - 0.5) < 0.05
 
 

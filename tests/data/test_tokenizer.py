@@ -1,5 +1,5 @@
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moejax.data import ByteTokenizer
@@ -7,6 +7,7 @@ from moejax.data import ByteTokenizer
 TOKENIZER = ByteTokenizer()
 
 
+@settings(deadline=None)
 @given(st.text())
 def test_any_text_comes_back(text):
     ids = TOKENIZER.encode(text)
@@ -14,6 +15,7 @@ def test_any_text_comes_back(text):
     assert TOKENIZER.decode(ids) == text
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(-1, 300)))
 def test_any_ids_can_be_shown(ids):
     expected = bytes(i for i in ids if 0 <= i < 256).decode("utf-8", errors="replace")
