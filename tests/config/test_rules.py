@@ -94,8 +94,7 @@ MODEL = [
     ),
     (
         {"model.embed_dim": 12},
-        "model.embed_dim / model.attention.num_heads = 3 is odd; rotary embedding turns pairs, "
-        "so give an even model.attention.head_dim",
+        "model.embed_dim / model.attention.num_heads = 3 is odd; rotary embedding turns pairs, so give an even model.attention.head_dim",
     ),
     negative("model.norm_eps", "is not positive; 1e-6 is usual"),
     negative("model.init_std", "is not positive; 0.02 is usual"),
