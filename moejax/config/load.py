@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 
+from moejax.config.overrides import apply_overrides
 from moejax.config.settings import describe, holds, settings
 from moejax.config.train import TrainConfig
 from moejax.errors import ConfigError
@@ -23,12 +24,7 @@ def load_config(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Trai
     Raises:
         ConfigError: if there is no such config, its file does not work, or a setting is wrong.
     """
-    config = _call_config(find_config(name_or_path))
-    if not overrides:
-        return config
-    from moejax.config.overrides import apply_overrides
-
-    return apply_overrides(config, overrides)
+    return apply_overrides(_call_config(find_config(name_or_path)), overrides)
 
 
 def config_names() -> list[str]:

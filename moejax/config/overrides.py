@@ -20,6 +20,8 @@ def apply_overrides[T](config: T, words: Sequence[str]) -> T:
     Raises:
         ConfigError: for an unknown setting, a value of the wrong type, or a result that breaks a rule.
     """
+    if not words:
+        return config
     arguments: list[str] = []
     for name, values in _split(words):
         setting = _find(config, name)
@@ -54,7 +56,7 @@ def _split(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
     starts = [index for index, word in enumerate(words) if word.startswith("--")]
     if words and starts[:1] != [0]:
         raise ConfigError(f"{words[0]} is not a setting; settings look like --steps 100, with the name first")
-    for start, end in zip(starts, [*starts[1:], len(words)], strict=True):
+    for start, end in zip(starts, [*starts, len(words)][1:], strict=True):
         name, equals, value = words[start][2:].partition("=")
         yield name.replace("-", "_"), ([value] if equals else []) + list(words[start + 1 : end])
 

@@ -53,8 +53,8 @@ def require_devices(mesh: MeshConfig) -> str:
     platform, kind = devices[0].platform, devices[0].device_kind
     shape = f"mesh.dp={mesh.dp} x mesh.ep={mesh.ep}"
     if needed > len(devices):
-        way_out = "call set_cpu_devices before JAX starts" if platform == "cpu" else "use more devices, or JAX_PLATFORMS=cpu for fake ones"
-        raise ConfigError(f"{shape} needs {needed} devices, but JAX sees {len(devices)} ({kind}); use a smaller mesh, or {way_out}")
+        way_out = "or call set_cpu_devices before JAX starts" if platform == "cpu" else "more devices, or JAX_PLATFORMS=cpu for fake ones"
+        raise ConfigError(f"{shape} needs {needed} devices, but JAX sees {len(devices)} ({kind}); use a smaller mesh, {way_out}")
     if platform == "cpu":
         return f"using {needed} fake CPU devices for {shape}" if needed > 1 else "using the CPU"
     unused = f" ({len(devices) - needed} more stay unused)" if len(devices) > needed else ""
