@@ -11,9 +11,10 @@ anything is compiled.
   moejax train quickstart --help          every setting, its meaning and its value in quickstart
   moejax show-config quickstart           the values alone
 
-Results go to runs/NAME (--run-dir takes another directory): config.json with every setting, metrics, checkpoints and a
-picture of the run. The same command again continues from the newest checkpoint; with other settings it stops and lists
-them (--resume changed accepts them). Ctrl-C saves and stops.
+Results go to runs/NAME (--run-dir takes another directory): config.json with every setting, metrics.jsonl, checkpoints/, a
+picture run.png, and a trace in profile/ with --profile. The same command again continues from the newest checkpoint, also on
+another mesh; settings that would make it another run are listed and refused (--resume changed accepts them). Ctrl-C saves
+and stops.
 
 On a CPU the devices of the mesh are made up, so that any --mesh.dp and --mesh.ep can be tried; on GPUs they have to exist.
 """
