@@ -1,7 +1,7 @@
 """A larger mixture of experts on the shipped Shakespeare: 16 experts, balanced by router biases instead of a loss.
 
 Source: sigmoid gating and bias updates as in auxiliary-loss-free balancing (Wang et al. 2024, arXiv:2408.15664).
-Hardware: 8 CPU cores or any GPU.
+Hardware: 2 CPU cores (eight times the arithmetic of quickstart) or any GPU.
 
     moejax train shakespeare_moe
     moejax train shakespeare_moe --mesh.dp 2 --mesh.ep 4
