@@ -7,6 +7,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from moejax.ops.hashing import uniform
+
 _SIGMOID_FLOOR = 1e-7  # keeps the p-norm of sigmoid scores away from zero
 
 
@@ -77,27 +79,15 @@ def rescale(weights: Float[Array, "BT A"], *, normalize: float | None, restore_s
 
 def uniform_experts(token_index: Int[Array, " BT"], *, num_experts: int, top_k: int) -> Int[Array, "BT A"]:
     """Experts (token_index * top_k + j) mod num_experts: an exactly even load over any run of tokens."""
-    return (token_index[:, None] * top_k + jnp.arange(top_k, dtype=jnp.int32)[None, :]) % num_experts
+    return ((token_index % num_experts)[:, None] * top_k + jnp.arange(top_k, dtype=jnp.int32)[None, :]) % num_experts
 
 
 def random_scores(
     token_index: Int[Array, " BT"], *, num_experts: int, seed: Int[Array, ""] | int, step: Int[Array, ""], layer: Int[Array, ""]
 ) -> Float[Array, "BT E"]:
-    """Uniform numbers in (0, 1], a hash of (seed, step, layer, token, expert): the same on every mesh and in a recompute."""
-    h = _mix(jnp.asarray(seed, jnp.uint32) + jnp.uint32(0x9E3779B9))
-    for value in (step, layer):
-        h = _mix(h ^ jnp.asarray(value, jnp.uint32))
-    h = _mix(h ^ token_index.astype(jnp.uint32))
-    h = _mix(h[:, None] ^ (jnp.arange(num_experts, dtype=jnp.uint32) * jnp.uint32(0x85EBCA77))[None, :])
-    return ((h >> 8).astype(jnp.float32) + 1.0) * 2.0**-24
-
-
-def _mix(h: jax.Array) -> jax.Array:
-    """The 32-bit finaliser of MurmurHash3 (Appleby, public domain) over a step of a Weyl sequence."""
-    h = h + jnp.uint32(0x6D2B79F5)
-    h = (h ^ (h >> 16)) * jnp.uint32(0x85EBCA6B)
-    h = (h ^ (h >> 13)) * jnp.uint32(0xC2B2AE35)
-    return h ^ (h >> 16)
+    """Uniform numbers in (0, 1), a hash of (seed, step, layer, token, expert): the same on every mesh and in a recompute."""
+    expert = jnp.arange(num_experts, dtype=jnp.int32)
+    return uniform([seed, step, layer, token_index[:, None], expert[None, :]])
 
 
 def update_bias(bias: Float[Array, "L E"], counts: Float[Array, "L E"], rate: float) -> Float[Array, "L E"]:

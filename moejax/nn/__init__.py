@@ -1,0 +1,8 @@
+"""Flax NNX modules of the model. Parameters live outside, in nested plain dicts."""
+
+from moejax.nn.moe import MoEStats
+from moejax.nn.param import ParamSpec, is_spec
+from moejax.nn.tokens import Tokens, tokens_of
+from moejax.nn.transformer import Output, Transformer
+
+__all__ = ["MoEStats", "Output", "ParamSpec", "Tokens", "Transformer", "is_spec", "tokens_of"]

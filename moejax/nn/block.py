@@ -1,0 +1,64 @@
+"""One transformer block: attention and a feed-forward branch, dense or mixture of experts."""
+
+from dataclasses import dataclass
+
+import jax
+from flax import nnx
+from jaxtyping import Array, Float
+
+from moejax.config import ModelConfig
+from moejax.nn.attention import Attention, Cache
+from moejax.nn.mlp import Mlp
+from moejax.nn.moe import MoE, MoEStats
+from moejax.nn.norm import RMSNorm
+from moejax.nn.tokens import Tokens
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Layer:
+    """What differs between the layers of a stack beside their weights; scanned along with them.
+
+    index: int32, depth in the whole model. window: int32, -1 for full attention.
+    bias: float32 [E], score-correction bias of the router; None in dense blocks.
+    """
+
+    index: Array
+    window: Array
+    bias: Array | None = None
+
+
+class Block(nnx.Module):
+    """x + branch(x) twice, with norms before the branches (pre), after them (post), or both (peri)."""
+
+    def __init__(self, config: ModelConfig, *, is_moe: bool):
+        dim, eps = config.embed_dim, config.norm_eps
+        self.attention = Attention(config)
+        if config.norm_placement in ("pre", "peri"):
+            self.attention_norm_in, self.ffn_norm_in = RMSNorm(dim, eps), RMSNorm(dim, eps)
+        if config.norm_placement in ("post", "peri"):
+            self.attention_norm_out, self.ffn_norm_out = RMSNorm(dim, eps), RMSNorm(dim, eps)
+        self.placement = config.norm_placement
+        if is_moe:
+            assert config.moe is not None
+            self.moe = MoE(config, config.moe)
+        else:
+            self.mlp = Mlp(config)
+
+    def __call__(
+        self, x: Float[Array, "B T D"], tokens: Tokens, layer: Layer, *, dropless: bool, cache: Cache | None = None
+    ) -> tuple[Float[Array, "B T D"], MoEStats | None, Cache | None]:
+        """The block's output, its router statistics (None if dense) and the updated cache (None without one)."""
+        before, after = self.placement in ("pre", "peri"), self.placement in ("post", "peri")
+        with jax.named_scope("attention"):
+            y, cache = self.attention(self.attention_norm_in(x) if before else x, tokens, layer.window, cache)
+            x = x + (self.attention_norm_out(y) if after else y)
+        with jax.named_scope("ffn"):
+            h = self.ffn_norm_in(x) if before else x
+            stats = None
+            if layer.bias is None:
+                y = self.mlp(h)
+            else:
+                y, stats = self.moe(h, tokens, layer.bias, layer.index, dropless=dropless)
+            x = x + (self.ffn_norm_out(y) if after else y)
+        return x, stats, cache

@@ -1,0 +1,67 @@
+"""Dense MLP, routed experts and shared experts: SwiGLU everywhere, gate and up in one weight."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from moejax.config import ModelConfig, MoEConfig
+from moejax.nn.param import param
+from moejax.ops.routing import score
+from moejax.ops.swiglu import swiglu
+from moejax_kernels.grouped_matmul import grouped_matmul
+
+
+class Mlp(nnx.Module):
+    """The MLP of a dense block."""
+
+    def __init__(self, config: ModelConfig):
+        dim, hidden, std = config.embed_dim, config.mlp_dim, config.init_std
+        self.w_in = param(dim, 2, hidden, axes=("embed", "gate_up", "mlp"), std=std)
+        self.w_out = param(hidden, dim, axes=("mlp", "embed"), std=std)
+
+    def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        return swiglu(jnp.einsum("btd,dgf->btgf", x, self.w_in[...])) @ self.w_out[...]
+
+
+class Experts(nnx.Module):
+    """The routed experts that live on this device."""
+
+    def __init__(self, config: ModelConfig, moe: MoEConfig):
+        count, dim, hidden, std = moe.num_experts, config.embed_dim, moe.expert_dim, config.init_std
+        self.implementation = moe.grouped_matmul
+        self.w_in = param(count, dim, 2, hidden, axes=("expert", "embed", "gate_up", "mlp"), std=std)
+        self.w_out = param(count, hidden, dim, axes=("expert", "mlp", "embed"), std=std)
+
+    def __call__(self, rows: Float[Array, "R D"], group_sizes: Int[Array, " X"], tile: int) -> Float[Array, "R D"]:
+        """Apply each expert to its rows, which lie in the tile-aligned layout. Reads x once for gate and up together."""
+        w_in, w_out = self.w_in[...], self.w_out[...]
+        count, dim, _, hidden = w_in.shape
+        gate_up = grouped_matmul(
+            rows, w_in.reshape(count, dim, 2 * hidden), group_sizes, tile=tile, implementation=self.implementation
+        ).reshape(-1, 2, hidden)
+        return grouped_matmul(swiglu(gate_up), w_out, group_sizes, tile=tile, implementation=self.implementation)
+
+
+class SharedExperts(nnx.Module):
+    """Experts that see every token. Two or more are weighted by a dense router of their own, whose scores are not a choice."""
+
+    def __init__(self, config: ModelConfig, moe: MoEConfig):
+        count, dim, hidden, std = moe.num_shared_experts, config.embed_dim, moe.shared_expert_dim, config.init_std
+        self.gating = moe.router.gating
+        self.w_in = param(count, dim, 2, hidden, axes=("shared", "embed", "gate_up", "mlp"), std=std)
+        self.w_out = param(count, hidden, dim, axes=("shared", "mlp", "embed"), std=std)
+        if count > 1:
+            self.w_router = param(dim, count, axes=("embed", "shared"), std=std, dtype="float32")
+
+    def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        hidden = swiglu(jnp.einsum("btd,sdgf->btsgf", x, self.w_in[...]))
+        if hidden.shape[2] > 1:
+            logits = jnp.einsum("btd,ds->bts", x.astype(jnp.float32), self.w_router[...])
+            hidden = (hidden * score(logits, self.gating)[..., None]).astype(x.dtype)
+        return jnp.einsum("btsf,sfd->btd", hidden, self.w_out[...])
+
+
+def router_logits(x: Float[Array, "BT D"], w_router: Float[Array, "D E"]) -> Float[Array, "BT E"]:
+    """Float32 logits of float32 operands, whatever the compute dtype, at full precision on every device."""
+    return jnp.dot(x.astype(jnp.float32), w_router.astype(jnp.float32), precision=jax.lax.Precision.HIGHEST)

@@ -1,0 +1,105 @@
+"""The mixture-of-experts module: router, routed experts over the `ep` axis, shared experts."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from moejax.config import ModelConfig, MoEConfig, RouterConfig
+from moejax.nn.mlp import Experts, SharedExperts, router_logits
+from moejax.nn.param import param
+from moejax.nn.tokens import Tokens
+from moejax.ops import balance, routing
+from moejax.parallel import DATA_AXES
+from moejax.parallel.expert import Traffic, choose_transport, expert_parallel
+from moejax_kernels.grouped_matmul import choose_tile
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class MoEStats:
+    """What one MoE layer reports of one microbatch on this rank, float32.
+
+    counts: [E] routes of real tokens, before any capacity. balance_loss, z_loss: [] sums over real tokens, unweighted.
+    traffic: what the rank sent and dropped.
+    """
+
+    counts: Array
+    balance_loss: Array
+    z_loss: Array
+    traffic: Traffic
+
+
+class Router(nnx.Module):
+    """Scores tokens in float32, whatever the compute dtype, and chooses experts."""
+
+    def __init__(self, config: ModelConfig, moe: MoEConfig):
+        self.config, self.top_k = moe.router, moe.top_k
+        self.w_router = param(config.embed_dim, moe.num_experts, axes=("embed", "experts"), std=config.init_std, dtype="float32")
+
+    def __call__(
+        self, x: Float[Array, "BT D"], tokens: Tokens, bias: Float[Array, " E"], layer: Int[Array, ""]
+    ) -> tuple[routing.Routes, Float[Array, "BT E"]]:
+        """Routes of each token, and the logits behind them."""
+        c: RouterConfig = self.config
+        logits = router_logits(x, self.w_router[...])
+        index, count = tokens.index.reshape(-1), logits.shape[1]
+        fixed = replaced = None
+        if c.assignment == "uniform":
+            fixed = routing.uniform_experts(index, num_experts=count, top_k=self.top_k)
+        elif c.assignment == "random":
+            replaced = routing.random_scores(index, num_experts=count, seed=tokens.seed, step=tokens.step, layer=layer)
+        routes = routing.route(logits, bias, top_k=self.top_k, gating=c.gating, fixed_experts=fixed, replaced_scores=replaced)
+        weights = routing.rescale(routes.weights, normalize=c.normalize, restore_scale=c.restore_scale, scale=c.scale)
+        return routes._replace(weights=weights), logits
+
+
+class MoE(nnx.Module):
+    """Routed plus shared experts of one block."""
+
+    def __init__(self, config: ModelConfig, moe: MoEConfig):
+        self.config = moe
+        self.router = Router(config, moe)
+        self.experts = Experts(config, moe)
+        if moe.num_shared_experts:
+            self.shared = SharedExperts(config, moe)
+
+    def __call__(
+        self, x: Float[Array, "B T D"], tokens: Tokens, bias: Float[Array, " E"], layer: Int[Array, ""], *, dropless: bool
+    ) -> tuple[Float[Array, "B T D"], MoEStats]:
+        """Runs inside shard_map; B is local. `dropless` overrides the capacity, for evaluation."""
+        c = self.config
+        flat, valid = x.reshape(-1, x.shape[-1]), tokens.valid.reshape(-1)
+        routes, logits = self.router(flat, tokens, bias, layer)
+        tile = choose_tile(flat.shape[0] * c.top_k * lax.axis_size("ep") / c.num_experts)
+        y, traffic = expert_parallel(
+            flat,
+            routes.experts,
+            routes.weights,
+            valid,
+            lambda rows, group_sizes: self.experts(rows, group_sizes, tile),
+            num_experts=c.num_experts,
+            capacity_factor=None if dropless else c.capacity_factor,
+            tile=tile,
+            transport=choose_transport(c.transport),
+        )
+        counts = lax.stop_gradient(balance.count_routes(routes.experts, valid, c.num_experts))
+        stats = MoEStats(counts, self._balance_loss(routes, counts, tokens.valid), balance.router_z(logits, valid), traffic)
+        y = y.reshape(x.shape)
+        return (y + self.shared(x) if c.num_shared_experts else y), stats
+
+    def _balance_loss(self, routes, counts, valid):
+        kind, flat = self.config.router.balance_loss, valid.reshape(-1)
+        if kind == "none":
+            return jnp.float32(0)
+        if kind == "local":
+            return balance.local_balance(routes.shares, counts, flat, self.config.top_k)
+        if kind == "instance":
+            by_sequence = routes.shares.reshape(*valid.shape, -1), routes.experts.reshape(*valid.shape, -1)
+            return balance.instance_balance(*by_sequence, valid)
+        # Counts carry no gradient, so this psum is never transposed.
+        group_counts, group_tokens = lax.psum((counts, flat.sum(dtype=jnp.float32)), DATA_AXES)
+        return balance.global_balance(routes.shares, group_counts, group_tokens, flat, self.config.top_k)

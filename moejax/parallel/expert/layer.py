@@ -1,0 +1,85 @@
+"""The routed part of a MoE layer over the `ep` axis: plan, dispatch, experts, combine; with a capacity or dropless."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
+
+from moejax.parallel.expert.move import Transport, combine, dispatch
+from moejax.parallel.expert.plan import capacity, make_plan, plan_rows
+
+ExpertFn = Callable[[jax.Array, jax.Array], jax.Array]
+"""(rows [rows, D] in the tile-aligned layout, group_sizes int32 [X]) -> rows [rows, D]."""
+
+_TRAINING_CAPACITY = 1.25  # a dropless chunk's worst case takes no more rows than training with this usual factor
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Traffic:
+    """What one rank saw in one layer and microbatch, float32 scalars.
+
+    routes: routes of its real tokens. dropped: those that found no place.
+    demand: rows that wanted its buffer, as a share of the capacity; above 1 some were dropped. 0 if dropless.
+    """
+
+    routes: Array
+    dropped: Array
+    demand: Array
+
+
+def expert_parallel(
+    x: Float[Array, "T D"],
+    experts: Int[Array, "T A"],
+    weights: Float[Array, "T A"],
+    valid: Bool[Array, " T"],
+    expert_fn: ExpertFn,
+    *,
+    num_experts: int,
+    capacity_factor: float | None,
+    tile: int,
+    transport: Transport,
+    axis: str = "ep",
+) -> tuple[Float[Array, "T D"], Traffic]:
+    """Send each valid token to its experts and add up what they return, weighted in float32. Sizes are local to the rank.
+
+    Args:
+        expert_fn: the local experts, applied to rows sorted by expert.
+        capacity_factor: None never drops: tokens go through in chunks whose worst case fits the buffer.
+    """
+    tokens, top_k = experts.shape
+    experts = jnp.where(valid[:, None], experts, num_experts)
+    ranks = lax.axis_size(axis)
+
+    def run(x, experts, weights, limit):
+        plan = make_plan(experts, num_experts=num_experts, capacity=limit, tile=tile, axis=axis)
+        rows = plan_rows(limit, num_experts, ranks, tile)
+        y = expert_fn(dispatch(x, plan, rows, axis, transport), plan.group_sizes)
+        return combine(y, weights, plan, axis, transport), plan
+
+    routes = valid.sum(dtype=jnp.float32) * top_k
+    worst = ranks * tokens * min(top_k, num_experts // ranks)
+    if capacity_factor is not None:
+        accepted = capacity(capacity_factor, tokens, top_k)
+        y, plan = run(x, experts, weights, min(accepted, worst))
+        dropped = routes - plan.kept.sum(dtype=jnp.float32)
+        return y, Traffic(routes, dropped, plan.wanted.astype(jnp.float32) / accepted)
+
+    chunks = min(tokens, math.ceil(ranks / _TRAINING_CAPACITY))
+    size = -(-tokens // chunks)
+    limit = ranks * size * min(top_k, num_experts // ranks)
+    traffic = Traffic(routes, jnp.float32(0), jnp.float32(0))
+    if chunks == 1:
+        return run(x, experts, weights, limit)[0], traffic
+    padding = chunks * size - tokens
+
+    def in_chunks(a, fill):
+        return jnp.pad(a, ((0, padding), (0, 0)), constant_values=fill).reshape(chunks, size, a.shape[1])
+
+    stacked = (in_chunks(x, 0), in_chunks(experts, num_experts), in_chunks(weights, 0))
+    _, y = lax.scan(lambda _, chunk: (None, run(*chunk, limit)[0]), None, stacked)
+    return y.reshape(chunks * size, -1)[:tokens], traffic

@@ -1,0 +1,104 @@
+"""Where every routed row goes, worked out on the device from one all-gather of expert counts.
+
+Sizes are local to a rank unless said: T tokens, A experts per token, R = T * A routes, X local experts, ep ranks.
+"""
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Int
+
+from moejax_kernels.grouped_matmul import aligned_starts, buffer_rows
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Plan:
+    """The moves of one dispatch and its combine; int32, on the device.
+
+    A rank's routes are sorted by expert. Chunk (peer, x) is the run of routes for local expert x of that peer.
+
+    order, place: [R], sorted place -> route, and route -> sorted place.
+    expert: [R], expert of each sorted place (its chunk), clipped for routes of padding tokens.
+    kept: bool [R], by route; False for dropped routes and for padding tokens.
+    send_offset, send_size, send_start: [ep * X], my chunk (peer, x): first sorted place, rows kept, first row in the peer's buffer.
+    receive_start, receive_size, receive_origin: [ep * X], peer's chunk for my x: first row here, rows, first sorted place there.
+    group_sizes: [X], real rows of my experts.
+    wanted: [], rows that all ranks would send me without a capacity.
+    """
+
+    order: Array
+    place: Array
+    expert: Array
+    kept: Array
+    send_offset: Array
+    send_size: Array
+    send_start: Array
+    receive_start: Array
+    receive_size: Array
+    receive_origin: Array
+    group_sizes: Array
+    wanted: Array
+
+
+def capacity(capacity_factor: float, tokens: int, top_k: int) -> int:
+    """Rows a rank accepts: max(1, ceil(capacity_factor * T * A)), the factor taken as the decimal that was typed."""
+    return max(1, math.ceil(Fraction(str(capacity_factor)) * tokens * top_k))
+
+
+def make_plan(experts: Int[Array, "T A"], *, num_experts: int, capacity: int, tile: int, axis: str) -> Plan:
+    """Plan the moves of one microbatch. Expert id num_experts marks a route that goes nowhere (padding).
+
+    Rows of a receiver are ordered by local expert, then source rank, then route. The first `capacity` of them are kept (tail drop,
+    the same on all ranks and for any tile); then each expert's rows start at a multiple of the tile.
+    """
+    ranks, me = lax.axis_size(axis), lax.axis_index(axis)
+    local = num_experts // ranks
+    flat = experts.reshape(-1)
+    order = jnp.argsort(flat, stable=True).astype(jnp.int32)
+    place = jnp.zeros_like(order).at[order].set(jnp.arange(flat.size, dtype=jnp.int32), unique_indices=True)
+    mine = jnp.zeros((num_experts,), jnp.int32).at[flat].add(1, mode="drop")
+    counts = lax.all_gather(mine, axis).reshape(ranks, ranks, local)  # [source, destination, x]
+
+    # Tail drop, per destination over its rows in (x, source) order.
+    wanted = counts.transpose(1, 2, 0).reshape(ranks, local * ranks)
+    kept = jnp.clip(capacity - _before(wanted, axis=1), 0, wanted).reshape(ranks, local, ranks)
+
+    # First row of (destination, x, source) in the destination's buffer.
+    starts = jax.vmap(lambda sizes: aligned_starts(sizes, tile))(kept.sum(axis=2))
+    start = starts[:, :, None] + _before(kept, axis=2)
+    offset = _before(counts.reshape(ranks, -1), axis=1).reshape(ranks, ranks, local)  # first sorted place on the source
+
+    expert = jnp.minimum(flat[order], num_experts - 1)
+    send_size = kept[:, :, me].reshape(-1)
+    send_offset = offset[me].reshape(-1)
+    rank_in_chunk = jnp.arange(flat.size, dtype=jnp.int32) - send_offset[expert]
+    is_kept = (rank_in_chunk < send_size[expert]) & (flat[order] < num_experts)
+    return Plan(
+        order=order,
+        place=place,
+        expert=expert,
+        kept=is_kept[place],
+        send_offset=send_offset,
+        send_size=send_size,
+        send_start=start[:, :, me].reshape(-1),
+        receive_start=start[me].T.reshape(-1),
+        receive_size=kept[me].T.reshape(-1),
+        receive_origin=offset[:, me].reshape(-1),
+        group_sizes=kept[me].sum(axis=1),
+        wanted=wanted[me].sum(),
+    )
+
+
+def plan_rows(capacity: int, num_experts: int, ranks: int, tile: int) -> int:
+    """Rows of the receive buffer: any split of `capacity` rows over the local experts fits, tile-aligned."""
+    return buffer_rows(capacity, num_experts // ranks, tile)
+
+
+def _before(x: jax.Array, axis: int) -> jax.Array:
+    """Sum of the entries before each one."""
+    return jnp.cumsum(x, axis) - x

@@ -1,0 +1,31 @@
+"""The device mesh. This is the only place that builds one."""
+
+import math
+
+import jax
+from jax.sharding import AxisType, Mesh
+
+from moejax.config import MeshConfig
+from moejax.errors import ConfigError
+
+AXES = ("pp", "dp", "ep")
+"""Pipeline stages (outermost; one for now), replicas of the experts, and ranks that split the experts (innermost)."""
+
+DATA_AXES = ("dp", "ep")
+"""Axes over which a batch is split; dense layers are replicated over them."""
+
+
+def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Mesh:
+    """A mesh with axes ("pp", "dp", "ep") over the first devices, or over those given.
+
+    Raises:
+        ConfigError: if there are fewer devices than mesh.dp x mesh.ep.
+    """
+    devices = jax.devices() if devices is None else devices
+    if config.num_devices > len(devices):
+        raise ConfigError(
+            f"mesh.dp={config.dp} x mesh.ep={config.ep} needs {config.num_devices} devices, but there are {len(devices)} "
+            f"({devices[0].device_kind}); lower mesh.dp or mesh.ep, or start with more devices"
+        )
+    shape = (1, config.dp, config.ep)
+    return jax.make_mesh(shape, AXES, devices=devices[: math.prod(shape)], axis_types=(AxisType.Auto,) * len(AXES))

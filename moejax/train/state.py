@@ -1,0 +1,150 @@
+"""The state of training: what it is, how it starts, and what of it a checkpoint holds.
+
+Float32 masters and moments are the truth; compute-dtype parameters are always derived from the masters.
+"""
+
+import math
+import zlib
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from moejax.config import TrainConfig
+from moejax.nn import ParamSpec, Transformer, is_spec
+from moejax.ops.hashing import truncated_normal
+from moejax.optim import History, empty_history, init_moments, path_name
+from moejax.parallel import rules, zero
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class TrainState:
+    """params: compute dtype. master, moments {"mu", "nu"}: float32, sharded. router: {"bias": float32 [MoE layers, E]} or {}.
+
+    history: of losses and norms, for skipping. step: int32, steps taken. updates: int32, steps applied.
+    """
+
+    params: dict
+    master: dict
+    moments: dict
+    router: dict
+    history: History
+    step: jax.Array
+    updates: jax.Array
+
+
+class Layout(NamedTuple):
+    """Trees like the parameters: declarations, placement rules, and compute dtypes."""
+
+    specs: dict
+    rules: dict
+    dtypes: dict
+
+
+def make_layout(config: TrainConfig, mesh: Mesh, model: Transformer) -> Layout:
+    """Where each parameter and its state live on this mesh."""
+    mesh_shape = dict(mesh.shape)
+    specs = model.specs
+
+    def each(fn):
+        return jax.tree.map(fn, specs, is_leaf=is_spec)
+
+    return Layout(
+        specs,
+        each(lambda spec: rules.make_rule(spec.shape, spec.logical_axes, mesh_shape)),
+        each(lambda spec: jnp.dtype(spec.dtype or config.model.dtype)),
+    )
+
+
+def state_specs(config: TrainConfig, layout: Layout) -> TrainState:
+    """PartitionSpecs of a TrainState."""
+
+    def pick(field):
+        return jax.tree.map(lambda rule: getattr(rule, field), layout.rules, is_leaf=lambda r: isinstance(r, rules.Rule))
+
+    shards = pick("state")
+    router = {} if config.model.moe is None else {"bias": P()}
+    history = {"loss": P(), "grad_norm": P(), "count": P()}
+    return TrainState(pick("param"), shards, {"mu": shards, "nu": shards}, router, history, P(), P())
+
+
+def init_state(config: TrainConfig, mesh: Mesh) -> TrainState:
+    """A fresh state: the same values on every mesh, generated on the devices straight into their shards."""
+    layout = make_layout(config, mesh, Transformer(config.model))
+    shardings = _shardings(config, mesh, layout)
+    durable_shardings = durable(shardings)
+
+    def build():
+        master = jax.tree_util.tree_map_with_path(lambda path, spec: _initial(config.seed, path_name(path), spec), layout.specs, is_leaf=is_spec)
+        return {
+            "master": master,
+            "moments": init_moments(master),
+            "router": initial_router(config),
+            "history": empty_history(config.optim),
+            "step": jnp.int32(0),
+            "updates": jnp.int32(0),
+        }
+
+    return from_durable(config, mesh, jax.jit(build, out_shardings=durable_shardings)())
+
+
+def initial_router(config: TrainConfig) -> dict:
+    """Router state before training: zero bias for each MoE layer and expert."""
+    if config.model.moe is None:
+        return {}
+    return {"bias": jnp.zeros((config.model.num_moe_layers, config.model.moe.num_experts), jnp.float32)}
+
+
+def durable(state: TrainState) -> dict:
+    """What a checkpoint holds: everything but the parameters, which follow from the masters."""
+    return {name: getattr(state, name) for name in ("master", "moments", "router", "history", "step", "updates")}
+
+
+def from_durable(config: TrainConfig, mesh: Mesh, saved: dict) -> TrainState:
+    """The state with its parameters: cast from the masters and gathered."""
+    layout = make_layout(config, mesh, Transformer(config.model))
+    specs = state_specs(config, layout)
+    gather = jax.jit(
+        jax.shard_map(
+            lambda master: zero.gather_parameters(master, layout.rules, layout.dtypes),
+            mesh=mesh,
+            in_specs=(specs.master,),
+            out_specs=specs.params,
+            check_vma=False,
+        )
+    )
+    return TrainState(params=gather(saved["master"]), **saved)
+
+
+def abstract_state(config: TrainConfig, mesh: Mesh) -> TrainState:
+    """Shapes, dtypes and shardings of a state, nothing allocated."""
+    layout = make_layout(config, mesh, Transformer(config.model))
+
+    def leaf(dtype):
+        return lambda spec: jax.ShapeDtypeStruct(spec.shape, dtype or jnp.dtype(spec.dtype or config.model.dtype))
+
+    params, master = (jax.tree.map(leaf(dtype), layout.specs, is_leaf=is_spec) for dtype in (None, jnp.float32))
+    router, history = jax.eval_shape(lambda: (initial_router(config), empty_history(config.optim)))
+    count = jax.ShapeDtypeStruct((), jnp.int32)
+    state = TrainState(params, master, {"mu": master, "nu": master}, router, history, count, count)
+    return jax.tree.map(lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s), state, _shardings(config, mesh, layout))
+
+
+def count_parameters(model: Transformer) -> int:
+    """All parameters of the model."""
+    return sum(math.prod(spec.shape) for spec in jax.tree.leaves(model.specs, is_leaf=is_spec))
+
+
+def _shardings(config, mesh, layout) -> TrainState:
+    return jax.tree.map(lambda spec: NamedSharding(mesh, spec), state_specs(config, layout), is_leaf=lambda s: isinstance(s, P))
+
+
+def _initial(seed: int, name: str, spec: ParamSpec) -> jax.Array:
+    """Initial value of one parameter: a hash of the seed, its name, and the global index of each element."""
+    if spec.init == "ones":
+        return jnp.ones(spec.shape, jnp.float32)
+    return spec.std * truncated_normal([seed, zlib.crc32(name.encode())], spec.shape)

@@ -1,0 +1,148 @@
+"""The training step: one jitted program, one shard_map over the whole mesh, local arrays and named collectives inside.
+
+    1  loss and gradients of all microbatches, added up in float32, with no data-parallel traffic in between
+    2  reduce-scatter -> clip -> skip or step -> optimizer on shards -> all-gather
+
+Rules that keep it right. Nothing differentiates through a psum of traced values. The local loss is divided by the labels of
+the global batch, and gradients are summed afterwards. An expert's gradient already holds every ep rank's tokens, so it is
+summed over dp only and never divided again.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from moejax.config import TrainConfig
+from moejax.nn import Output, Transformer, tokens_of
+from moejax.ops.routing import update_bias
+from moejax.optim import adamw, decide, make_schedule, parameter_groups
+from moejax.parallel import AXES, DATA_AXES, zero
+from moejax.train.router_metrics import router_metrics
+from moejax.train.state import TrainState, make_layout, state_specs
+
+Batch = dict[str, jax.Array]
+Step = Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]
+
+BATCH_SPEC = P(None, DATA_AXES)
+"""Batches are [microbatch, sequence, token]; sequences are split over the data axes."""
+
+
+def put_batch(batch: dict[str, np.ndarray], config: TrainConfig, mesh: Mesh) -> Batch:
+    """A host batch, [sequences, T] each, on the devices as [microbatches, sequences / microbatches, T]."""
+    sharding = NamedSharding(mesh, BATCH_SPEC)
+
+    def put(value):
+        return jax.device_put(value.reshape(config.microbatches, -1, value.shape[-1]), sharding)
+
+    return {name: put(value) for name, value in batch.items()}
+
+
+def make_train_step(config: TrainConfig, mesh: Mesh) -> Step:
+    """The jitted step, (state, batch) -> (state, metrics). It donates the state, and never waits for the host.
+
+    Metrics are device scalars named group/name, but for moe/expert_load [MoE layers, E] and moe/layer_drop [MoE layers].
+    """
+    model = Transformer(config.model)
+    layout = make_layout(config, mesh, model)
+    groups = parameter_groups(config.optim, layout.rules)
+    schedule = make_schedule(config.optim, config.steps)
+    specs = state_specs(config, layout)
+
+    def step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, jax.Array]]:
+        grads, metrics, counts = _accumulate(config, model, state.params, state.router, state.step, batch)
+        with jax.named_scope("update"):
+            grads = zero.reduce_gradients(grads, layout.rules)
+            norm = zero.global_norm(grads, layout.rules, AXES)
+            is_applied, is_finite, history = decide(config.optim, state.history, metrics["train/loss"], norm)
+            scale = zero.clip_scale(norm, config.optim.max_grad_norm)
+            grads = jax.tree.map(lambda g: g * scale, grads)
+            lr = schedule(state.step + 1)
+            stepped = adamw(config.optim, groups, grads, state.master, state.moments, lr=lr, updates=state.updates)
+            router = _update_router(config, state.router, counts)
+            keep = (state.master, state.moments), state.router
+            (master, moments), router = jax.tree.map(lambda new, old: jnp.where(is_applied, new, old), (stepped, router), keep)
+            params = zero.gather_parameters(master, layout.rules, layout.dtypes)
+        new = TrainState(params, master, moments, router, history, state.step + 1, state.updates + is_applied.astype(jnp.int32))
+        return new, metrics | {
+            "optim/grad_norm": norm,
+            "optim/lr": jnp.asarray(lr, jnp.float32),
+            "optim/skipped": 1.0 - is_applied.astype(jnp.float32),
+            "optim/finite": is_finite.astype(jnp.float32),
+        }
+
+    mapped = jax.shard_map(step, mesh=mesh, in_specs=(specs, BATCH_SPEC), out_specs=(specs, P()), check_vma=False)
+    return jax.jit(mapped, donate_argnums=0)
+
+
+def make_grad_fn(config: TrainConfig, mesh: Mesh) -> Callable[[dict, dict, jax.Array, Batch], tuple[dict, dict[str, jax.Array]]]:
+    """The first half of the step: (params, router state, step, batch) -> (float32 gradients of global shape, metrics)."""
+    model = Transformer(config.model)
+    layout = make_layout(config, mesh, model)
+    specs = state_specs(config, layout)
+
+    def gradients(params, router, step, batch):
+        grads, metrics, _ = _accumulate(config, model, params, router, step, batch)
+        return zero.reduce_gradients(grads, layout.rules), metrics
+
+    mapped = jax.shard_map(
+        gradients, mesh=mesh, in_specs=(specs.params, specs.router, P(), BATCH_SPEC), out_specs=(specs.master, P()), check_vma=False
+    )
+    return jax.jit(mapped)
+
+
+def _accumulate(config: TrainConfig, model: Transformer, params: dict, router: dict, step: jax.Array, batch: Batch):
+    """Unreduced float32 gradients of this device over all microbatches, reduced metrics, and routes per layer and expert."""
+    num_labels, num_real = lax.psum(
+        ((batch["labels"] >= 0).sum(dtype=jnp.float32), (batch["segment_ids"] > 0).sum(dtype=jnp.float32)), DATA_AXES
+    )
+    num_labels, num_real = jnp.maximum(num_labels, 1.0), jnp.maximum(num_real, 1.0)
+    rank = lax.axis_index(DATA_AXES)
+    rows = batch["tokens"].shape[1]
+
+    def loss(params, index, part):
+        first_row = index * config.microbatch_size + rank * rows
+        tokens = tokens_of(part["segment_ids"], part["positions"], first_row=first_row, seed=config.seed, step=step)
+        out = model.loss(params, router, part["tokens"], part["labels"], tokens, dropless=False)
+        return _total(config, out, num_labels, num_real), out
+
+    def add(sums, indexed):
+        grads, out = jax.grad(loss, has_aux=True)(params, *indexed)
+        sums, peak = sums
+        demand = None if out.moe is None else out.moe.traffic.demand
+        added = jax.tree.map(lambda total, new: total + new.astype(jnp.float32), sums, (grads, out))
+        return (added, demand if peak is None else jnp.maximum(peak, demand)), None
+
+    shapes = jax.eval_shape(lambda: jax.grad(loss, has_aux=True)(params, 0, jax.tree.map(lambda a: a[0], batch)))
+    zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, jnp.float32), shapes)
+    peak = None if zeros[1].moe is None else zeros[1].moe.traffic.demand
+    with jax.named_scope("microbatches"):
+        ((grads, out), peak), _ = lax.scan(add, (zeros, peak), (jnp.arange(config.microbatches), batch))
+    return grads, *_reduced_metrics(config, out, peak, num_labels, num_real)
+
+
+def _total(config: TrainConfig, out: Output, num_labels: jax.Array, num_real: jax.Array) -> jax.Array:
+    """This device's part of the loss to differentiate; parts add up over devices and microbatches."""
+    total = (out.loss_sum + config.model.z_loss_weight * out.z_sum) / num_labels
+    if out.moe is None:
+        return total
+    c = config.model.moe.router
+    return total + (c.balance_loss_weight * out.moe.balance_loss.sum() + c.z_loss_weight * out.moe.z_loss.sum()) / num_real
+
+
+def _reduced_metrics(config, out, peak, num_labels, num_real):
+    out = lax.psum(out, DATA_AXES)
+    metrics = {"train/loss": out.loss_sum / num_labels, "train/z_loss": out.z_sum / num_labels, "train/tokens": num_labels}
+    if out.moe is None:
+        return metrics, None
+    peak = lax.pmax(peak, DATA_AXES)
+    return metrics | router_metrics(out.moe, peak, num_real, ranks=lax.axis_size("ep")), out.moe.counts
+
+
+def _update_router(config, router, counts):
+    rate = None if config.model.moe is None else config.model.moe.router.bias_update_rate
+    return router if rate is None else {"bias": update_bias(router["bias"], counts, rate)}
