@@ -117,6 +117,10 @@ def test_the_code_keeps_the_rule(rule):
     assert list(rule(ROOT)) == []
 
 
+def test_contributing_shows_these_layers():
+    assert " < ".join(" | ".join(row) for row in LAYERS) in (ROOT / "CONTRIBUTING.md").read_text()
+
+
 VIOLATIONS = {
     "upwards": (import_direction, "moejax/ops/norm.py", "from moejax.nn.block import Block"),
     "sideways": (import_direction, "moejax/data/text.py", "import moejax.optim.adamw"),
