@@ -10,6 +10,7 @@ ARRAY_CODE = [f"moejax.{part}" for part in ("ops", "parallel", "nn", "models", "
 # The tower lets an int stand where a float is annotated, as type checkers do.
 install_import_hook([*ARRAY_CODE, "moejax_kernels"], "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))")
 
+import hypothesis  # noqa: E402
 import jax  # noqa: E402
 
 from moejax.parallel.flags import set_cpu_devices  # noqa: E402
@@ -17,3 +18,7 @@ from moejax.parallel.flags import set_cpu_devices  # noqa: E402
 set_cpu_devices(8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_enable_x64", False)
+
+# Time limits would fail on a machine whose cores are busy, not on wrong code.
+hypothesis.settings.register_profile("moejax", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("moejax")
