@@ -22,8 +22,8 @@ LAYERS = (
     ("nn",),
     ("models", "optim", "data"),
     ("checkpoint",),
-    ("eval", "generate"),
     ("train",),
+    ("eval", "generate"),
     ("cli", "testing"),
 )
 RANK = {package: rank for rank, row in enumerate(LAYERS) for package in row}

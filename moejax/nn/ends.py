@@ -31,7 +31,9 @@ class Head(nnx.Module):
     def __init__(self, config: ModelConfig):
         self.chunk = config.loss_chunk
         self.norm = RMSNorm(config.embed_dim, config.norm_eps)
-        self.w_head = None if config.tie_embeddings else param(config.embed_dim, config.vocab_size, axes=("embed", "vocab"), std=config.init_std)
+        self.w_head = (
+            None if config.tie_embeddings else param(config.embed_dim, config.vocab_size, axes=("embed", "vocab"), std=config.init_std)
+        )
 
     def loss(
         self, x: Float[Array, "B T D"], labels: Int[Array, "B T"], w_embed: Float[Array, "V D"]

@@ -49,7 +49,11 @@ class Template:
 
 
 def param(
-    *shape: int, axes: tuple[str, ...], init: Literal["normal", "ones"] = "normal", std: float = 0.0, dtype: Literal["float32"] | None = None
+    *shape: int,
+    axes: tuple[str, ...],
+    init: Literal["normal", "ones"] = "normal",
+    std: float = 0.0,
+    dtype: Literal["float32"] | None = None,
 ) -> nnx.Param:
     """Declare a parameter of a module under construction in `make_template`."""
     return nnx.Param(jnp.zeros(shape, jnp.float32), spec=ParamSpec(shape, axes, init, std, dtype))

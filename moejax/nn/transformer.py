@@ -51,7 +51,15 @@ class Transformer:
             return self._ends["embed"].bind(params["embed"])(ids)
 
     def blocks(
-        self, params: dict, router: dict, x: Float[Array, "B T D"], tokens: Tokens, *, dropless: bool, caches: dict[str, Cache] | None = None
+        self,
+        params: dict,
+        router: dict,
+        x: Float[Array, "B T D"],
+        tokens: Tokens,
+        *,
+        dropless: bool,
+        caches: dict[str, Cache] | None = None,
+        max_window: int | None = None,
     ) -> tuple[Float[Array, "B T D"], MoEStats | None, dict[str, Cache] | None]:
         """Run all blocks, one scan per stack.
 
@@ -59,10 +67,11 @@ class Transformer:
             router: {"bias": float32 [MoE layers, E]}, or {} without MoE layers.
             dropless: ignore the capacity.
             caches: for each stack, keys and values stacked over layers.
+            max_window: no layer attends further back than this many tokens.
         """
         first, moe_stats, new_caches = 0, None, {}
         for name, (template, count) in self._stacks.items():
-            layers = self._layers(first, count, router["bias"] if name == "moe_blocks" else None)
+            layers = self._layers(first, count, router["bias"] if name == "moe_blocks" else None, max_window)
 
             def run(x, layer_arrays, template=template):
                 arrays, layer, cache = layer_arrays
@@ -79,7 +88,9 @@ class Transformer:
             first += count
         return x, moe_stats, None if caches is None else new_caches
 
-    def loss(self, params: dict, router: dict, ids: Int[Array, "B T"], labels: Int[Array, "B T"], tokens: Tokens, *, dropless: bool) -> Output:
+    def loss(
+        self, params: dict, router: dict, ids: Int[Array, "B T"], labels: Int[Array, "B T"], tokens: Tokens, *, dropless: bool
+    ) -> Output:
         """Loss sums of one microbatch."""
         x, stats, _ = self.blocks(params, router, self.embed(params, ids), tokens, dropless=dropless)
         with jax.named_scope("head"):
@@ -95,7 +106,9 @@ class Transformer:
         shape = (batch, places, self.config.attention.kv_heads, self.config.head_dim)
         return {name: {key: jnp.zeros((count, *shape), dtype) for key in ("k", "v")} for name, (_, count) in self._stacks.items()}
 
-    def _layers(self, first: int, count: int, bias: Array | None) -> Layer:
+    def _layers(self, first: int, count: int, bias: Array | None, max_window: int | None) -> Layer:
         index = jnp.arange(first, first + count, dtype=jnp.int32)
         window = jnp.array([self.config.window(first + i) for i in range(count)], jnp.int32)
+        if max_window is not None:
+            window = jnp.where((window <= 0) | (window > max_window), max_window, window)
         return Layer(index, window, bias)

@@ -3,7 +3,6 @@
 Float32 masters and moments are the truth; compute-dtype parameters are always derived from the masters.
 """
 
-import math
 import zlib
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -79,7 +78,9 @@ def init_state(config: TrainConfig, mesh: Mesh) -> TrainState:
     durable_shardings = durable(shardings)
 
     def build():
-        master = jax.tree_util.tree_map_with_path(lambda path, spec: _initial(config.seed, path_name(path), spec), layout.specs, is_leaf=is_spec)
+        master = jax.tree_util.tree_map_with_path(
+            lambda path, spec: _initial(config.seed, path_name(path), spec), layout.specs, is_leaf=is_spec
+        )
         return {
             "master": master,
             "moments": init_moments(master),
@@ -105,19 +106,20 @@ def durable(state: TrainState) -> dict:
 
 
 def from_durable(config: TrainConfig, mesh: Mesh, saved: dict) -> TrainState:
-    """The state with its parameters: cast from the masters and gathered."""
+    """The state that `durable` was taken from; parameters are made from the masters."""
+    return TrainState(params=make_parameters(config, mesh, saved["master"]), **saved)
+
+
+def make_parameters(config: TrainConfig, mesh: Mesh, master: dict) -> dict:
+    """Parameters for computing: masters cast and gathered."""
     layout = make_layout(config, mesh, Transformer(config.model))
     specs = state_specs(config, layout)
-    gather = jax.jit(
-        jax.shard_map(
-            lambda master: zero.gather_parameters(master, layout.rules, layout.dtypes),
-            mesh=mesh,
-            in_specs=(specs.master,),
-            out_specs=specs.params,
-            check_vma=False,
-        )
-    )
-    return TrainState(params=gather(saved["master"]), **saved)
+
+    def gather(master):
+        return zero.gather_parameters(master, layout.rules, layout.dtypes)
+
+    mapped = jax.shard_map(gather, mesh=mesh, in_specs=(specs.master,), out_specs=specs.params, check_vma=False)
+    return jax.jit(mapped)(master)
 
 
 def abstract_state(config: TrainConfig, mesh: Mesh) -> TrainState:
@@ -132,11 +134,6 @@ def abstract_state(config: TrainConfig, mesh: Mesh) -> TrainState:
     count = jax.ShapeDtypeStruct((), jnp.int32)
     state = TrainState(params, master, {"mu": master, "nu": master}, router, history, count, count)
     return jax.tree.map(lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s), state, _shardings(config, mesh, layout))
-
-
-def count_parameters(model: Transformer) -> int:
-    """All parameters of the model."""
-    return sum(math.prod(spec.shape) for spec in jax.tree.leaves(model.specs, is_leaf=is_spec))
 
 
 def _shardings(config, mesh, layout) -> TrainState:

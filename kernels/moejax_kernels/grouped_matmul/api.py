@@ -47,9 +47,7 @@ def choose_tile(rows_per_expert: float) -> int:
     return tile
 
 
-def grouped_matmul(
-    x: jax.Array, w: jax.Array, group_sizes: jax.Array, *, tile: int, implementation: str = "auto"
-) -> jax.Array:
+def grouped_matmul(x: jax.Array, w: jax.Array, group_sizes: jax.Array, *, tile: int, implementation: str = "auto") -> jax.Array:
     """Multiply each row by the matrix of its expert: y[r] = x[r] @ w[expert of r].
 
     Rows lie in the tile-aligned layout of `layout.py`; pad rows and rows past the last expert must be zero, and come

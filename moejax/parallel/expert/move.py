@@ -53,9 +53,7 @@ dispatch.defvjp(_dispatch_forward, _dispatch_backward)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
-def combine(
-    y: Float[Array, "rows D"], weights: Float[Array, "T A"], plan: Plan, axis: str, transport: Transport
-) -> Float[Array, "T D"]:
+def combine(y: Float[Array, "rows D"], weights: Float[Array, "T A"], plan: Plan, axis: str, transport: Transport) -> Float[Array, "T D"]:
     """Bring each route's row back and add up a token's rows by weight, in float32. A dropped route adds zero."""
     return _weighted_sum(_rows_by_token(y, weights, plan, axis, transport), weights).astype(y.dtype)
 
@@ -87,9 +85,7 @@ def _there(routes, plan, rows, axis, transport):
     """Sorted routes [R, D] -> this rank's expert buffer [rows, D]."""
     if transport == "ragged":
         empty = jnp.zeros((rows, routes.shape[1]), routes.dtype)
-        return lax.ragged_all_to_all(
-            routes, empty, plan.send_offset, plan.send_size, plan.send_start, plan.receive_size, axis_name=axis
-        )
+        return lax.ragged_all_to_all(routes, empty, plan.send_offset, plan.send_size, plan.send_start, plan.receive_size, axis_name=axis)
     return _gather_there(routes, plan, rows, axis)
 
 
@@ -97,9 +93,7 @@ def _back(y, plan, axis, transport):
     """Expert buffer [rows, D] -> this rank's sorted routes [R, D], zero where dropped."""
     if transport == "ragged":
         empty = jnp.zeros((plan.order.shape[0], y.shape[1]), y.dtype)
-        return lax.ragged_all_to_all(
-            y, empty, plan.receive_start, plan.receive_size, plan.receive_origin, plan.send_size, axis_name=axis
-        )
+        return lax.ragged_all_to_all(y, empty, plan.receive_start, plan.receive_size, plan.receive_origin, plan.send_size, axis_name=axis)
     return _gather_back(y, plan, axis)
 
 

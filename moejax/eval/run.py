@@ -1,0 +1,30 @@
+"""Evaluate a checkpoint of a run directory."""
+
+import dataclasses
+from pathlib import Path
+
+from moejax.config import EvalConfig, MeshConfig
+from moejax.config.resolved import read_config
+from moejax.data import open_data
+from moejax.parallel import make_mesh
+from moejax.train.evaluate import evaluate, make_eval_step
+from moejax.train.restore import restore_parameters
+
+
+def run_eval(run_dir: Path, *, step: int | None, mesh: MeshConfig, eval: EvalConfig) -> dict[str, float | int]:
+    """Held-out loss of one checkpoint, on any mesh.
+
+    Args:
+        step: step of the checkpoint; None takes the newest.
+
+    Raises:
+        CheckpointError: if there is no such checkpoint or it cannot be read.
+        ConfigError: if the batch does not split over the mesh.
+    """
+    trained = read_config(run_dir)
+    size = (eval.batch_size or trained.microbatch_size) // mesh.num_devices * mesh.num_devices or mesh.num_devices
+    config = dataclasses.replace(trained, mesh=mesh, batch_size=size, microbatches=1, eval=dataclasses.replace(eval, batch_size=size))
+    devices = make_mesh(mesh)
+    params, router, step = restore_parameters(config, devices, run_dir, step)
+    results = evaluate(config, devices, make_eval_step(config, devices), params, router, open_data(config))
+    return {"step": step} | results

@@ -1,0 +1,51 @@
+"""Loss on held-out text: the forward half of the step, always dropless."""
+
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from moejax.config import TrainConfig
+from moejax.data import Dataset
+from moejax.nn import Transformer, tokens_of
+from moejax.parallel import DATA_AXES
+from moejax.train.state import make_layout, state_specs
+
+EvalStep = Callable[[dict, dict, dict[str, jax.Array]], dict[str, jax.Array]]
+
+_SPEC = P(DATA_AXES)
+
+
+def make_eval_step(config: TrainConfig, mesh: Mesh) -> EvalStep:
+    """The jitted forward pass, (params, router state, batch [B, T]) -> {"loss_sum", "tokens"}, float32 sums over all devices."""
+    model = Transformer(config.model)
+    specs = state_specs(config, make_layout(config, mesh, model))
+
+    def forward(params, router, batch):
+        first_row = lax.axis_index(DATA_AXES) * batch["tokens"].shape[0]
+        tokens = tokens_of(batch["segment_ids"], batch["positions"], first_row=first_row, seed=config.seed, step=jnp.int32(0))
+        out = model.loss(params, router, batch["tokens"], batch["labels"], tokens, dropless=True)
+        return lax.psum({"loss_sum": out.loss_sum, "tokens": (batch["labels"] >= 0).sum(dtype=jnp.float32)}, DATA_AXES)
+
+    mapped = jax.shard_map(forward, mesh=mesh, in_specs=(specs.params, specs.router, _SPEC), out_specs=P(), check_vma=False)
+    return jax.jit(mapped)
+
+
+def put_eval_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
+    """A host batch [B, T] on the devices; B divides by mesh.dp x mesh.ep."""
+    return {name: jax.device_put(value, NamedSharding(mesh, _SPEC)) for name, value in batch.items()}
+
+
+def evaluate(config: TrainConfig, mesh: Mesh, eval_step: EvalStep, params: dict, router: dict, dataset: Dataset) -> dict[str, float | int]:
+    """Mean loss in nats and bits per token over the first eval.sequences held-out sequences."""
+    size = config.eval.batch_size or config.microbatch_size
+    sums = [eval_step(params, router, put_eval_batch(batch, mesh)) for batch in dataset.eval_batches(size, config.eval.sequences)]
+    loss_sum = math.fsum(float(part["loss_sum"]) for part in sums)
+    tokens = int(sum(float(part["tokens"]) for part in sums))
+    loss = loss_sum / max(tokens, 1)
+    return {"eval/loss": loss, "eval/bits_per_token": loss / math.log(2), "eval/tokens": tokens}
