@@ -1,0 +1,253 @@
+"""A run from its config to its last checkpoint: everything that touches files, clocks and the terminal hangs together here."""
+
+import contextlib
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from moejax import checkpoint
+from moejax.config import TrainConfig, to_dict
+from moejax.config.check import check
+from moejax.data import Dataset, Prefetch, open_data
+from moejax.errors import TrainingError
+from moejax.parallel import make_mesh
+from moejax.train import flops
+from moejax.train.evaluate import evaluate, make_eval_step
+from moejax.train.console import Screen, short
+from moejax.train.log import Log
+from moejax.train.picture import draw_run
+from moejax.train.run_dir import Run, begin, open_run
+from moejax.train.signals import Stop, watch_signals
+from moejax.train.sinks import open_sinks, require_sinks
+from moejax.train.state import TrainState, abstract_state, durable, from_durable, init_state
+from moejax.train.step import Batch, make_train_step, put_batch
+from moejax.train.steps import FiniteGuard, Step, profiled, run_steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class Session:
+    """What a run consists of while it lasts."""
+
+    config: TrainConfig
+    run: Run
+    mesh: Mesh
+    dataset: Dataset
+    screen: Screen
+    stop: Stop
+    writer: checkpoint.Writer
+    log: Log
+    evaluate: Callable[[TrainState], dict[str, Any]] | None
+
+
+def train(config: TrainConfig) -> int:
+    """Train as the config says, from the start or from the newest checkpoint of its run directory.
+
+    Returns:
+        0 if the run is finished, 130 or 143 if Ctrl-C or SIGTERM stopped it (a checkpoint is written first).
+
+    Raises:
+        MoejaxError: if it cannot start or go on; the message says why and what to do.
+    """
+    with contextlib.ExitStack() as stack:
+        screen = stack.enter_context(Screen())
+        stop = stack.enter_context(watch_signals(screen.say))
+        require_sinks(config.log)
+        mesh, dataset = make_mesh(config.mesh), open_data(config)
+        run = stack.enter_context(open_run(config))
+        for note in run.notes:
+            screen.say(note)
+        if run.step is not None and run.step >= config.steps:
+            screen.say(f"this run has finished its {run.step} steps; raise steps to continue it, for example --steps {2 * run.step}")
+            return 0
+        _check_profile(config, run)
+        for sentence in _describe(config, mesh, dataset):
+            screen.say(sentence)
+        state = _restore(config, mesh, run) if run.step is not None else init_state(config, mesh)
+        step, compile_s = _compile(config, mesh, dataset, run, state, screen)
+        begin(run, config)
+        log = _open_log(config, mesh, dataset, run, screen, compile_s)
+        stack.callback(log.close)
+        writer = checkpoint.Writer(run.checkpoints, keep=config.checkpoint.keep)
+        stack.callback(writer.close)
+        session = Session(
+            config=config, run=run, mesh=mesh, dataset=dataset, screen=screen, stop=stop, writer=writer, log=log,
+            evaluate=_make_evaluate(config, mesh, dataset),
+        )
+        return _run(session, step, state)
+
+
+def _run(session: Session, step: Step, state: TrainState) -> int:
+    """Train between the points where something is saved or evaluated, then say how it ended."""
+    config, run, stop = session.config, session.run, session.stop
+    done = saved = run.step or 0
+    guard = FiniteGuard()
+
+    def report(readings):
+        session.log.steps(readings)
+        guard.check(readings)
+
+    def put(index):
+        return put_batch(session.dataset.batch(index), config, session.mesh)
+
+    def poll():
+        if finished := session.writer.poll():
+            session.log.saved(*finished)
+
+    session.screen.start_live(f"{config.name} in {run.path}", config.steps)
+    with Prefetch(put, done, config.steps) as batches:
+        while done < config.steps and stop.signal is None:
+            state, done = run_steps(
+                step, state, _timed(batches, session.log), first=done + 1, last=_next_pause(config, session.evaluate is not None, done), stop=stop,
+                report=report, is_logged=session.log.is_logged, poll=poll,
+            )  # fmt: skip
+            is_last = done == config.steps or stop.signal is not None
+            with session.log.paused():
+                if done > saved and (is_last or done % config.checkpoint.every == 0):
+                    _save(session, done, state)
+                    saved = done
+                if session.evaluate is not None and stop.signal is None and (is_last or done % config.eval.every == 0):
+                    _evaluate(session, done, state)
+    if finished := session.writer.wait():
+        session.log.saved(*finished)
+    session.screen.end_live()
+    return _finish(session, done)
+
+
+def _next_pause(config: TrainConfig, is_evaluated: bool, done: int) -> int:
+    """The next step after which something is saved or evaluated."""
+    every = [config.checkpoint.every] + ([config.eval.every] if is_evaluated and config.eval.every is not None else [])
+    return min([config.steps] + [(done // count + 1) * count for count in every])
+
+
+def _timed(batches: Prefetch[Batch], log: Log) -> Iterator[Batch]:
+    for batch in batches:
+        log.add_data_wait(batches.wait_s)
+        yield batch
+
+
+def _save(session: Session, done: int, state: TrainState) -> None:
+    if finished := session.writer.wait():
+        session.log.saved(*finished)
+    if not _is_finite(state.master):
+        raise TrainingError(f"the weights are not finite after step {done}, so they are not saved; {_newest(session)}. Lower optim.lr and resume")
+    about = {"tokens_seen": session.log.tokens_seen(done), "samples_seen": done * session.config.batch_size, "config": to_dict(session.config)}
+    session.writer.save(done, durable(state), about)
+
+
+@jax.jit
+def _is_finite(tree: Any) -> jax.Array:
+    return jnp.all(jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]))
+
+
+def _newest(session: Session) -> str:
+    steps = checkpoint.committed_steps(session.run.checkpoints)
+    return f"the newest checkpoint is {steps[-1]}" if steps else "there is no checkpoint yet"
+
+
+def _evaluate(session: Session, done: int, state: TrainState) -> None:
+    begin_s = time.perf_counter()
+    results = session.evaluate(state)
+    session.log.evaluation(done, results, time.perf_counter() - begin_s)
+
+
+def _restore(config: TrainConfig, mesh: Mesh, run: Run) -> TrainState:
+    wanted = durable(abstract_state(config, mesh))
+    return from_durable(config, mesh, checkpoint.restore(run.checkpoints, run.step, wanted))
+
+
+def _compile(config: TrainConfig, mesh: Mesh, dataset: Dataset, run: Run, state: TrainState, screen: Screen) -> tuple[Step, float]:
+    """The step compiled ahead of time, so that nothing can compile it twice; with --profile, its trace."""
+    screen.say("compiling the step ...")
+    begin_s = time.perf_counter()
+    batch = put_batch(dataset.batch(run.step or 0), config, mesh)
+    step = make_train_step(config, mesh).lower(state, batch).compile()
+    compile_s = time.perf_counter() - begin_s
+    screen.say(f"compiled in {compile_s:.1f} s")
+    if config.profile:
+        step = profiled(step, run.path / "profile", start=config.log.profile_start, count=config.log.profile_steps)
+    return step, compile_s
+
+
+def _make_evaluate(config: TrainConfig, mesh: Mesh, dataset: Dataset) -> Callable[[TrainState], dict[str, Any]] | None:
+    if config.eval.every is None or config.data.eval_fraction == 0:
+        return None
+    eval_step = make_eval_step(config, mesh)
+    return lambda state: evaluate(config, mesh, eval_step, state.params, state.router, dataset)
+
+
+def _check_profile(config: TrainConfig, run: Run) -> None:
+    steps, start, count = config.steps - (run.step or 0), config.log.profile_start, config.log.profile_steps
+    check(
+        not config.profile or start + count <= steps,
+        f"profile=True with log.profile_start={start} and log.profile_steps={count} needs {start + count} steps, but {steps} are left; "
+        "lower them or raise steps",
+    )
+
+
+def _open_log(config: TrainConfig, mesh: Mesh, dataset: Dataset, run: Run, screen: Screen, compile_s: float) -> Log:
+    device, per_token = mesh.devices.flat[0], sum(flops.flops_per_token(config.model, config.data.seq_len).values())
+    peak = flops.peak_flops(device.device_kind)
+    log = Log(
+        screen,
+        open_sinks(config, run),
+        first=(run.step or 0) + 1,
+        total=config.steps,
+        every=config.log.every,
+        tokens_per_step=config.batch_size * config.data.seq_len,
+        tokens_seen=run.tokens_seen,
+        flops_per_token=per_token,
+        peak_flops=None if peak is None else peak * mesh.size,
+    )
+    total, active = flops.count_parameters(config.model)
+    log.start(
+        {"compile_s": round(compile_s, 3), "devices": mesh.size, "device_kind": device.device_kind, "mesh": dict(mesh.shape), "parameters": total,
+         "active_parameters": active, "flops_per_token": per_token, "unigram_entropy": round(dataset.unigram_entropy(), 5)}
+    )  # fmt: skip
+    return log
+
+
+def _describe(config: TrainConfig, mesh: Mesh, dataset: Dataset) -> list[str]:
+    """What is going to run, in a few lines."""
+    total, active = flops.count_parameters(config.model)
+    per_token = sum(flops.flops_per_token(config.model, config.data.seq_len).values())
+    tokens = config.batch_size * config.data.seq_len
+    split = f" in {config.microbatches} microbatches" if config.microbatches > 1 else ""
+    return [
+        f"devices    {mesh.size} x {mesh.devices.flat[0].device_kind}, mesh dp {config.mesh.dp} x ep {config.mesh.ep}",
+        f"model      {short(total)} parameters, {short(active)} active for a token; {short(per_token)} FLOP for training on one, {config.model.dtype}",
+        f"data       {dataset.describe()}",
+        f"steps      {config.steps} of {config.batch_size} sequences = {short(tokens)} tokens{split}; {short(tokens * config.steps)} tokens in all",
+    ]
+
+
+def _finish(session: Session, done: int) -> int:
+    """Say how it ended, where things are and what to do next; return the exit code."""
+    config, run, say = session.config, session.run, session.screen.say
+    place = shlex.quote(str(run.path))
+    if session.stop.signal is not None:
+        say(f"stopped by {session.stop.signal.name} after step {done} of {config.steps}; {_newest(session)}, in {run.checkpoints}")
+        say(f"to go on   {_command()}")
+        return session.stop.exit_code
+    say(f"finished   {done} steps, {short(session.log.tokens_seen(done))} tokens; {session.log.summary()}")
+    say(f"checkpoint {run.checkpoints / str(done)}")
+    say(f"picture    {draw_run(run.path)}")
+    say(f"evaluate   moejax eval {place}")
+    if session.dataset.tokenizer is not None:
+        say(f'generate   moejax generate {place} --prompt "..."')
+    say(f"go on      {_command("--steps", str(2 * done))}")
+    return 0
+
+
+def _command(*more: str) -> str:
+    """The command that started this process, as the user would type it again, with more words."""
+    if Path(sys.argv[0]).name == "moejax":
+        return shlex.join(["moejax", *sys.argv[1:], *more])
+    return f"the same command with {shlex.join(more)}" if more else "the same command"

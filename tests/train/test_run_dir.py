@@ -1,0 +1,170 @@
+"""Run directories: what starts fresh, what resumes, what is refused and with which way out."""
+
+import dataclasses
+import os
+import shutil
+import signal
+import subprocess
+import sys
+
+import jax.numpy as jnp
+import pytest
+
+from moejax.checkpoint import Writer
+from moejax.config import TrainConfig, load_config, read_config
+from moejax.errors import CheckpointError
+from moejax.train.run_dir import begin, open_run
+
+
+@pytest.fixture
+def config(tmp_path) -> TrainConfig:
+    return dataclasses.replace(load_config("quickstart"), run_dir=str(tmp_path / "run"))
+
+
+def _start(config: TrainConfig, *, steps: tuple[int, ...] = ()) -> None:
+    """A run that has begun and written these checkpoints."""
+    with open_run(config) as run:
+        begin(run, config)
+        writer = Writer(run.checkpoints, keep=9)
+        for step in steps:
+            writer.save(step, {"w": jnp.zeros(4)}, {"tokens_seen": 10 * step})
+        writer.close()
+
+
+def _replace(config: TrainConfig, **changes) -> TrainConfig:
+    return dataclasses.replace(config, **changes)
+
+
+def test_a_new_directory_starts_fresh(config):
+    with open_run(config) as run:
+        assert (run.step, run.tokens_seen) == (None, 0)
+        assert run.notes == (f"new run in {run.path}",)
+
+
+def test_an_empty_directory_starts_fresh(config, tmp_path):
+    (tmp_path / "run").mkdir()
+    with open_run(config) as run:
+        assert run.step is None
+
+
+def test_without_run_dir_the_name_decides(config, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with open_run(_replace(config, run_dir=None)) as run:
+        assert str(run.path) == "runs/quickstart"
+
+
+def test_the_same_config_resumes_from_the_newest_checkpoint(config):
+    _start(config, steps=(2, 10))
+    with open_run(config) as run:
+        assert (run.step, run.tokens_seen) == (10, 100)
+        assert run.notes == (f"resuming {run.path} from checkpoint 10",)
+
+
+def test_execution_settings_may_change_and_are_announced(config):
+    _start(config, steps=(2,))
+    changed = _replace(
+        config, steps=999, microbatches=2, mesh=_replace(config.mesh, ep=4), model=_replace(config.model, recompute="block"), eval=_replace(config.eval, every=7)
+    )
+    with open_run(changed) as run:
+        assert run.step == 2
+        assert set(run.notes[1:]) == {
+            "changed since the last start: steps: 400 -> 999",
+            "changed since the last start: microbatches: 1 -> 2",
+            "changed since the last start: mesh.ep: 1 -> 4",
+            "changed since the last start: model.recompute: none -> block",
+            "changed since the last start: eval.every: 200 -> 7",
+        }
+
+
+def test_another_config_is_refused_with_what_differs_and_the_ways_out(config):
+    _start(config, steps=(2,))
+    other = _replace(config, seed=5, steps=999, optim=_replace(config.optim, lr=1e-4))
+    with pytest.raises(CheckpointError) as caught, open_run(other):
+        pass
+    message = str(caught.value)
+    assert "seed: 0 -> 5" in message
+    assert "optim.lr: 0.003 -> 0.0001" in message
+    assert "steps" not in message.split("there -> here")[1].split("\ngive")[0]
+    assert "--run-dir" in message
+    assert "--resume changed" in message
+
+
+def test_resume_changed_continues_and_lists_what_differs(config):
+    _start(config, steps=(2,))
+    with open_run(_replace(config, seed=5, resume="changed")) as run:
+        assert run.step == 2
+        assert run.notes[1:] == ("changed since the last start: seed: 0 -> 5",)
+
+
+def test_resume_never_refuses_a_used_directory(config):
+    _start(config, steps=(2,))
+    with pytest.raises(CheckpointError, match=r"resume=never, but .* is in use \(checkpoint 2\); give another --run-dir"), open_run(_replace(config, resume="never")):
+        pass
+
+
+def test_resume_never_takes_a_new_directory(config):
+    with open_run(_replace(config, resume="never")) as run:
+        assert run.step is None
+
+
+def test_a_directory_that_is_no_run_is_refused_and_left_alone(config, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "thesis.tex").write_text("...")
+    with pytest.raises(CheckpointError, match=r"is not empty \(thesis.tex, ...\) and holds no run; give an empty or new --run-dir"), open_run(config):
+        pass
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["thesis.tex"]
+
+
+def test_a_file_in_the_place_of_the_directory_is_refused(config, tmp_path):
+    (tmp_path / "run").write_text("x")
+    with pytest.raises(CheckpointError, match="is a file; remove it or give another --run-dir"), open_run(config):
+        pass
+
+
+def test_a_run_without_a_checkpoint_starts_again_and_its_metrics_are_dropped(config, tmp_path):
+    _start(config)
+    (tmp_path / "run" / "metrics.jsonl").write_text('{"kind": "train", "step": 1}\n')
+    with open_run(config) as run:
+        assert run.step is None
+        assert run.notes == (f"run in {run.path} stopped before its first checkpoint: starting again from step 0",)
+        begin(run, config)
+        assert run.metrics.read_text() == ""
+
+
+def test_metrics_after_the_checkpoint_are_dropped(config, tmp_path):
+    _start(config, steps=(2,))
+    lines = [f'{{"kind": "train", "step": {step}}}\n' for step in (1, 2, 3)]
+    (tmp_path / "run" / "metrics.jsonl").write_text("".join(lines))
+    with open_run(config) as run:
+        begin(run, config)
+        assert run.metrics.read_text() == "".join(lines[:2])
+
+
+def test_a_damaged_checkpoint_stops_the_run(config, tmp_path):
+    _start(config, steps=(2,))
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "2")
+    (tmp_path / "run" / "checkpoints" / "2").mkdir()
+    with pytest.raises(CheckpointError, match="cannot be read"), open_run(config):
+        pass
+
+
+def test_opening_changes_nothing_until_the_run_begins(config):
+    _start(config, steps=(2,))
+    changed = _replace(config, steps=999)
+    with open_run(changed) as run:
+        assert read_config(run.path) == config
+        begin(run, changed)
+        assert read_config(run.path) == changed
+
+
+def test_a_second_process_is_refused_while_the_first_lives_and_not_after_it_is_killed(config, tmp_path):
+    code = f"import fcntl; f = open({str(tmp_path / 'run' / 'lock')!r}, 'a+'); fcntl.flock(f, fcntl.LOCK_EX); f.write('process 1234 on node7'); f.flush(); print(1, flush=True); input()"
+    (tmp_path / "run").mkdir()
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stdin=subprocess.PIPE)
+    process.stdout.readline()
+    with pytest.raises(CheckpointError, match="in use by process 1234 on node7; stop that one first"), open_run(config):
+        pass
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    with open_run(config) as run:
+        assert f"process {os.getpid()} on " in (run.path / "lock").read_text()
