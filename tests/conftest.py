@@ -4,11 +4,12 @@ import os
 
 from jaxtyping import install_import_hook
 
+import tests.typecheck  # noqa: F401
+
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Not moejax.config and moejax.cli: they refuse wrong values with their own sentences, which are tested.
 ARRAY_CODE = [f"moejax.{part}" for part in ("ops", "parallel", "nn", "models", "optim", "data", "checkpoint", "train", "eval", "generate")]
-# The tower lets an int stand where a float is annotated, as type checkers do.
-install_import_hook([*ARRAY_CODE, "moejax_kernels"], "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))")
+install_import_hook([*ARRAY_CODE, "moejax_kernels"], "tests.typecheck.check_functions")
 
 import hypothesis  # noqa: E402
 import jax  # noqa: E402

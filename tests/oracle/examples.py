@@ -19,7 +19,7 @@ def model_config(*, router: dict | None = None, moe: dict | None = None, attenti
 
 
 def train_config(
-    model: ModelConfig, *, dp=1, ep=1, microbatches=1, batch_size=8, seq_len=6, optim: dict | None = None, **other
+    model: ModelConfig, *, dp=1, ep=1, microbatches=1, batch_size=16, seq_len=5, optim: dict | None = None, **other
 ) -> TrainConfig:
     """A run of that model; the data settings are never opened."""
     return TrainConfig(
@@ -79,7 +79,7 @@ def parameters(config: ModelConfig, seed: int = 0) -> dict:
     return tree
 
 
-def batch(batch_size=8, seq_len=6, seed=0, *, documents=False, padding=False) -> dict[str, np.ndarray]:
+def batch(batch_size=16, seq_len=5, seed=0, *, documents=False, padding=False) -> dict[str, np.ndarray]:
     """Random tokens with their next-token labels; optionally two documents a row, and padding at the end of some rows."""
     rng = np.random.default_rng(seed)
     text = rng.integers(0, VOCAB, (batch_size, seq_len + 1))
