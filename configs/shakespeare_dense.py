@@ -3,7 +3,7 @@
 Train it beside quickstart to see what experts add. mlp_dim is the average of what a quickstart token meets: 512 in its
 dense block, 2 routed + 1 shared experts of width 128 in the three others.
 
-Hardware: 2 CPU cores, about two minutes.
+Hardware: 2 CPU cores, about as long as quickstart.
 
     moejax train shakespeare_dense
     moejax train shakespeare_dense --mesh.dp 4
