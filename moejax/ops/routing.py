@@ -25,7 +25,7 @@ class Routes(NamedTuple):
     shares: Float[Array, "BT E"]
 
 
-def score(logits: Float[Array, "BT E"], gating: str) -> Float[Array, "BT E"]:
+def score(logits: Float[Array, "*batch E"], gating: str) -> Float[Array, "*batch E"]:
     """Scores in (0, 1): softmax, or sigmoid + 1e-7. topk_softmax scores as softmax; its weights differ, see `route`."""
     if gating == "sigmoid":
         return jax.nn.sigmoid(logits) + _SIGMOID_FLOOR

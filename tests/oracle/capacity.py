@@ -15,7 +15,7 @@ def kept_routes(experts: np.ndarray, real: np.ndarray, *, num_experts: int, capa
     ep, tokens, k = experts.shape
     kept = np.zeros(experts.shape, bool)
     for owner in range(ep):
-        room = math.inf if capacity_factor is None else max(1, math.ceil(Fraction(str(capacity_factor)) * tokens * k))
+        room = math.inf if capacity_factor is None else capacity(capacity_factor, tokens, k)
         for expert in range(owner * num_experts // ep, (owner + 1) * num_experts // ep):
             for source in range(ep):
                 for token in range(tokens):
@@ -24,3 +24,15 @@ def kept_routes(experts: np.ndarray, real: np.ndarray, *, num_experts: int, capa
                             kept[source, token, slot] = True
                             room -= 1
     return kept
+
+
+def capacity(capacity_factor: float, tokens: int, k: int) -> int:
+    """Rows that a rank accepts; the factor is the decimal that was typed."""
+    return max(1, math.ceil(Fraction(str(capacity_factor)) * tokens * k))
+
+
+def demand(experts: np.ndarray, real: np.ndarray, *, num_experts: int, capacity_factor: float) -> float:
+    """Rows that the most wanted rank would get without a capacity, over its capacity."""
+    ep, tokens, k = experts.shape
+    owner = experts[real] // (num_experts // ep)
+    return float(np.bincount(owner.reshape(-1), minlength=ep).max() / capacity(capacity_factor, tokens, k))

@@ -99,6 +99,10 @@ def assert_step_equals(config: TrainConfig, result: Result, truth: StepOracle) -
     if config.model.moe is not None:
         assert_scalar_close(metrics["moe/balance_loss"], truth.balance.mean(), dtype, f"{what}: moe/balance_loss")
         assert_scalar_close(metrics["moe/router_z_loss"], truth.router_z.mean(), dtype, f"{what}: moe/router_z_loss")
+        assert_scalar_close(metrics["moe/buffer_demand"], truth.demand, dtype, f"{what}: moe/buffer_demand")
+        by_rank = truth.counts.reshape(len(truth.counts), config.mesh.ep, -1).sum(axis=2)
+        for name, load in (("moe/max_load", truth.counts), ("moe/rank_max_load", by_rank)):
+            assert_scalar_close(metrics[name], (load.max(axis=1) / load.mean(axis=1)).max(), dtype, f"{what}: {name}")
         routes = truth.counts.sum(axis=1)
         np.testing.assert_allclose(
             metrics["moe/expert_load"], truth.counts / routes[:, None], rtol=1e-6, err_msg=f"{what}: moe/expert_load"

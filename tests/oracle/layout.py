@@ -23,6 +23,12 @@ class Layout:
         start = (microbatch * self.ranks + rank) * size
         return np.arange(start, start + size)
 
+    def expert_groups(self, batch_size: int) -> list[list[np.ndarray]]:
+        """For each microbatch and dp index, the rows of each of its ep ranks: those that share one set of experts."""
+        return [
+            [self.rows(batch_size, m, d * self.ep + e) for e in range(self.ep)] for m in range(self.microbatches) for d in range(self.dp)
+        ]
+
     def groups(self, batch_size: int, kind: str) -> list[np.ndarray]:
         """Row sets over which a balance loss of that kind takes its statistics."""
         everywhere = [(m, r) for m in range(self.microbatches) for r in range(self.ranks)]

@@ -8,7 +8,7 @@ from autograd import grad
 
 from moejax.config import ModelConfig
 from tests.oracle.layout import Layout
-from tests.oracle.model import Routes, Routing, forward, logsumexp
+from tests.oracle.model import Routes, Routing, forward, largest_demand, logsumexp
 
 
 @dataclass
@@ -26,6 +26,8 @@ class StepOracle:
     """Routes of real tokens before any drop, [L_moe, E]."""
     dropped: np.ndarray
     """Routes of real tokens that were dropped, [L_moe]."""
+    demand: float
+    """Rows asked for over capacity, of the most wanted rank in any layer and microbatch."""
     margin: float
     """Smallest gap in any router between the last expert chosen and the first one left out."""
     routes: list[Routes]
@@ -113,6 +115,7 @@ def step_oracle(
         router_z=np.array([float(x) for x in router_z]),
         counts=np.array([np.bincount(r.experts[real].reshape(-1), minlength=num_experts) for r in routes]),
         dropped=np.array([(~r.kept[real]).sum() for r in routes]),
+        demand=largest_demand(routes, batch["segment_ids"], config.moe, layout) if config.moe else 0.0,
         margin=min((routing.margin for routing in trace), default=math.inf),
         routes=routes,
         logits=logits,

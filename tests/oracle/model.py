@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import autograd.numpy as np
 
 from moejax.config import AttentionConfig, ModelConfig, MoEConfig
-from tests.oracle.capacity import kept_routes
+from tests.oracle.capacity import demand, kept_routes
 from tests.oracle.layout import Layout
 
 
@@ -118,20 +118,31 @@ def route_weights(logits, experts, moe: MoEConfig):
     return weights * (moe.top_k if router.restore_scale else 1) * router.scale
 
 
-def keep(experts, segment_ids, moe: MoEConfig, layout: Layout):
-    """Kept routes bool [BT, k] of a whole step: the capacity rule in each microbatch and each group of ep ranks."""
+def per_group(experts, segment_ids, layout: Layout):
+    """For each microbatch and group of ep ranks: rows of each rank, chosen experts [ep, tokens, k], which tokens are real [ep, tokens]."""
     rows, length = segment_ids.shape
-    experts = experts.reshape(rows, length, moe.top_k)
-    kept = np.zeros(experts.shape, bool)
-    for m in range(layout.microbatches):
-        for d in range(layout.dp):
-            places = [layout.rows(rows, m, d * layout.ep + e) for e in range(layout.ep)]
-            chosen = np.stack([experts[r].reshape(-1, moe.top_k) for r in places])
-            real = np.stack([segment_ids[r].reshape(-1) != 0 for r in places])
-            result = kept_routes(chosen, real, num_experts=moe.num_experts, capacity_factor=moe.capacity_factor)
-            for r, of_rank in zip(places, result, strict=True):
-                kept[r] = of_rank.reshape(len(r), length, moe.top_k)
+    experts = experts.reshape(rows, length, -1)
+    for places in layout.expert_groups(rows):
+        chosen = np.stack([experts[r].reshape(-1, experts.shape[2]) for r in places])
+        yield places, chosen, np.stack([segment_ids[r].reshape(-1) != 0 for r in places])
+
+
+def keep(experts, segment_ids, moe: MoEConfig, layout: Layout):
+    """Kept routes bool [BT, k] of a whole step."""
+    kept = np.zeros((*segment_ids.shape, moe.top_k), bool)
+    for places, chosen, real in per_group(experts, segment_ids, layout):
+        result = kept_routes(chosen, real, num_experts=moe.num_experts, capacity_factor=moe.capacity_factor)
+        for rows, of_rank in zip(places, result, strict=True):
+            kept[rows] = of_rank.reshape(len(rows), -1, moe.top_k)
     return kept.reshape(-1, moe.top_k)
+
+
+def largest_demand(routes: list[Routes], segment_ids, moe: MoEConfig, layout: Layout) -> float:
+    """Rows asked for over capacity, of the most wanted rank in any layer and microbatch; 0 without a capacity."""
+    if moe.capacity_factor is None:
+        return 0.0
+    groups = [group for of_layer in routes for group in per_group(of_layer.experts, segment_ids, layout)]
+    return max(demand(chosen, real, num_experts=moe.num_experts, capacity_factor=moe.capacity_factor) for _, chosen, real in groups)
 
 
 def moe_layer(p, x, bias, batch, moe: MoEConfig, layout: Layout, routes: Routes | None):
