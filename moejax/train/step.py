@@ -117,7 +117,8 @@ def _accumulate(config: TrainConfig, model: Transformer, params: dict, router: d
         added = jax.tree.map(lambda total, new: total + new.astype(jnp.float32), sums, (grads, out))
         return (added, demand if peak is None else jnp.maximum(peak, demand)), None
 
-    shapes = jax.eval_shape(lambda: jax.grad(loss, has_aux=True)(params, 0, jax.tree.map(lambda a: a[0], batch)))
+    first = jax.tree.map(lambda a: a[0], batch)
+    shapes = params, jax.eval_shape(lambda: loss(params, 0, first)[1])
     zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, jnp.float32), shapes)
     peak = None if zeros[1].moe is None else zeros[1].moe.traffic.demand
     with jax.named_scope("microbatches"):
