@@ -26,8 +26,8 @@ def hash_words(words: Sequence[Array | int]) -> Array:
 
 
 def uniform(words: Sequence[Array | int]) -> Float[Array, "..."]:
-    """Float32 in (0, 1), a hash of the words, in steps of 2^-24."""
-    return ((hash_words(words) >> 8).astype(jnp.float32) + 0.5) * 2.0**-24
+    """Float32 in (0, 1), a hash of the words: odd multiples of 2^-24, each exact."""
+    return ((hash_words(words) >> 9).astype(jnp.float32) + 0.5) * 2.0**-23
 
 
 def truncated_normal(words: Sequence[Array | int], shape: Sequence[int]) -> Float[Array, "..."]:
