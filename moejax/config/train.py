@@ -217,7 +217,10 @@ class TrainConfig:
         at_least("steps", self.steps, 1)
         at_least("batch_size", self.batch_size, 1)
         at_least("microbatches", self.microbatches, 1)
-        at_least("seed", self.seed, 0)
+        check(
+            0 <= self.seed < 2**31,
+            f"seed={self.seed} is not in [0, 2**31), what a device counts in 32 bits; choose a seed below 2147483648",
+        )
         one_of("resume", self.resume, ("auto", "changed", "never"))
         parts = self.microbatches * self.mesh.num_devices
         check(

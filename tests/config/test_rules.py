@@ -159,7 +159,7 @@ RUN = [
     below("steps", 0, 1),
     below("batch_size", 0, 1),
     below("microbatches", 0, 1),
-    below("seed", -1, 0),
+    ({"seed": 2**31}, "seed=2147483648 is not in [0, 2**31), what a device counts in 32 bits; choose a seed below 2147483648"),
     (
         {"batch_size": 10, "mesh.dp": 2, "microbatches": 2},
         "batch_size=10 does not split evenly into microbatches=2 x mesh.dp=2 x mesh.ep=1 = 4 parts; use a multiple of 4, such as 12",
