@@ -1,5 +1,6 @@
 """What the user sees: a live panel on a terminal, one plain line per logged step elsewhere, sentences in both."""
 
+import itertools
 from collections import deque
 from types import TracebackType
 from typing import Any
@@ -126,7 +127,7 @@ def sparkline(values: list[float], width: int) -> str:
         return ""
     width = min(width, len(values))
     bounds = [len(values) * i // width for i in range(width + 1)]
-    means = [sum(values[a:b]) / (b - a) for a, b in zip(bounds, bounds[1:], strict=False)]
+    means = [sum(values[a:b]) / (b - a) for a, b in itertools.pairwise(bounds)]
     low, span = min(means), (max(means) - min(means)) or 1.0
     return "".join(_BLOCKS[round((mean - low) / span * (len(_BLOCKS) - 1))] for mean in means)
 
@@ -157,7 +158,11 @@ def _speed(facts: dict[str, Any]) -> list[tuple[str, str]]:
     tokens, flops, mfu = (facts.get(f"speed/{name}") for name in ("tokens_per_s", "model_flops_per_s", "mfu"))
     return [
         (_MISSING if tokens is None else short(tokens), "tok/s"),
-        (_MISSING, "TFLOP/s") if flops is None else (f"{flops / 1e12:.3g}", "TFLOP/s") if flops >= 1e11 else (f"{flops / 1e9:.3g}", "GFLOP/s"),
+        (_MISSING, "TFLOP/s")
+        if flops is None
+        else (f"{flops / 1e12:.3g}", "TFLOP/s")
+        if flops >= 1e11
+        else (f"{flops / 1e9:.3g}", "GFLOP/s"),
         (_MISSING if mfu is None else f"{100 * mfu:.1f} %", "MFU"),
     ]
 

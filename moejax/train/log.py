@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import Any
 
 from moejax.train.console import Screen, duration
@@ -63,7 +63,9 @@ class Log:
     def evaluation(self, step: int, results: dict[str, Any], seconds: float) -> None:
         self._write({"kind": "eval", "step": step, "eval/seconds": round(seconds, 3)} | results)
         self._last |= {"eval/loss": results["eval/loss"]}
-        self._screen.say(f"step {step}: held-out loss {results['eval/loss']:.4f} on {results['eval/tokens']:,} tokens ({duration(seconds)})")
+        self._screen.say(
+            f"step {step}: held-out loss {results['eval/loss']:.4f} on {results['eval/tokens']:,} tokens ({duration(seconds)})"
+        )
 
     def saved(self, step: int, seconds: float) -> None:
         self._write({"kind": "save", "step": step, "save/seconds": round(seconds, 3)})
@@ -75,7 +77,7 @@ class Log:
         self._since = self._clock()
 
     @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
+    def paused(self) -> Generator[None]:
         """Time spent in here is no training time."""
         begin = self._clock()
         try:
@@ -85,7 +87,11 @@ class Log:
 
     def summary(self) -> str:
         """The newest losses in words."""
-        losses = [f"{words} {self._last[name]:.4f}" for words, name in (("training loss", "train/loss"), ("held-out loss", "eval/loss")) if self._last.get(name)]
+        losses = [
+            f"{words} {self._last[name]:.4f}"
+            for words, name in (("training loss", "train/loss"), ("held-out loss", "eval/loss"))
+            if self._last.get(name)
+        ]
         return ", ".join(losses) + " nats per token"
 
     def close(self) -> None:

@@ -20,9 +20,10 @@ from moejax.data import Dataset, Prefetch, open_data
 from moejax.errors import TrainingError
 from moejax.parallel import make_mesh
 from moejax.train import flops
-from moejax.train.evaluate import evaluate, make_eval_step
 from moejax.train.console import Screen, short
+from moejax.train.evaluate import evaluate, make_eval_step
 from moejax.train.log import Log
+from moejax.train.metrics import Reading
 from moejax.train.picture import draw_run
 from moejax.train.run_dir import Run, begin, open_run
 from moejax.train.signals import Stop, watch_signals
@@ -44,7 +45,7 @@ class Session:
     stop: Stop
     writer: checkpoint.Writer
     log: Log
-    evaluate: Callable[[TrainState], dict[str, Any]] | None
+    evaluate: Callable[[TrainState], dict[str, Any]]
 
 
 def train(config: TrainConfig) -> int:
@@ -64,13 +65,13 @@ def train(config: TrainConfig) -> int:
         run = stack.enter_context(open_run(config))
         for note in run.notes:
             screen.say(note)
-        if run.step is not None and run.step >= config.steps:
-            screen.say(f"this run has finished its {run.step} steps; raise steps to continue it, for example --steps {2 * run.step}")
+        if run.done >= config.steps:
+            screen.say(f"this run has finished its {run.done} steps; raise steps to continue it, for example --steps {2 * run.done}")
             return 0
         _check_profile(config, run)
         for sentence in _describe(config, mesh, dataset):
             screen.say(sentence)
-        state = _restore(config, mesh, run) if run.step is not None else init_state(config, mesh)
+        state = _first_state(config, mesh, run)
         step, compile_s = _compile(config, mesh, dataset, run, state, screen)
         begin(run, config)
         log = _open_log(config, mesh, dataset, run, screen, compile_s)
@@ -78,53 +79,59 @@ def train(config: TrainConfig) -> int:
         writer = checkpoint.Writer(run.checkpoints, keep=config.checkpoint.keep)
         stack.callback(writer.close)
         session = Session(
-            config=config, run=run, mesh=mesh, dataset=dataset, screen=screen, stop=stop, writer=writer, log=log,
+            config=config,
+            run=run,
+            mesh=mesh,
+            dataset=dataset,
+            screen=screen,
+            stop=stop,
+            writer=writer,
+            log=log,
             evaluate=_make_evaluate(config, mesh, dataset),
         )
-        return _run(session, step, state)
+        return _finish(session, _train_on(session, step, state))
 
 
-def _run(session: Session, step: Step, state: TrainState) -> int:
-    """Train between the points where something is saved or evaluated, then say how it ended."""
-    config, run, stop = session.config, session.run, session.stop
-    done = saved = run.step or 0
-    guard = FiniteGuard()
+def _train_on(session: Session, step: Step, state: TrainState) -> int:
+    """Train from one point where something is saved or evaluated to the next; return the steps done at the end."""
+    config, stop, log = session.config, session.stop, session.log
+    done, guard = session.run.done, FiniteGuard()
 
-    def report(readings):
-        session.log.steps(readings)
+    def report(readings: list[Reading]) -> None:
+        log.steps(readings)
         guard.check(readings)
 
-    def put(index):
+    def put(index: int) -> Batch:
         return put_batch(session.dataset.batch(index), config, session.mesh)
 
-    def poll():
-        if finished := session.writer.poll():
-            session.log.saved(*finished)
-
-    session.screen.start_live(f"{config.name} in {run.path}", config.steps)
-    with Prefetch(put, done, config.steps) as batches:
+    session.screen.start_live(f"{config.name} in {session.run.path}", config.steps)
+    with Prefetch(put, done, config.steps) as prefetched:
+        batches = _timed(prefetched, log)
         while done < config.steps and stop.signal is None:
+            begun = done
             state, done = run_steps(
-                step, state, _timed(batches, session.log), first=done + 1, last=_next_pause(config, session.evaluate is not None, done), stop=stop,
-                report=report, is_logged=session.log.is_logged, poll=poll,
-            )  # fmt: skip
-            is_last = done == config.steps or stop.signal is not None
-            with session.log.paused():
-                if done > saved and (is_last or done % config.checkpoint.every == 0):
-                    _save(session, done, state)
-                    saved = done
-                if session.evaluate is not None and stop.signal is None and (is_last or done % config.eval.every == 0):
-                    _evaluate(session, done, state)
-    if finished := session.writer.wait():
-        session.log.saved(*finished)
+                step,
+                state,
+                batches,
+                first=done + 1,
+                last=_next_pause(config, done),
+                stop=stop,
+                report=report,
+                is_logged=log.is_logged,
+                poll=lambda: _report_save(log, session.writer.poll()),
+            )
+            if done > begun:
+                with log.paused():
+                    _save_and_evaluate(session, done, state)
+    _report_save(log, session.writer.wait())
     session.screen.end_live()
-    return _finish(session, done)
+    return done
 
 
-def _next_pause(config: TrainConfig, is_evaluated: bool, done: int) -> int:
+def _next_pause(config: TrainConfig, done: int) -> int:
     """The next step after which something is saved or evaluated."""
-    every = [config.checkpoint.every] + ([config.eval.every] if is_evaluated and config.eval.every is not None else [])
-    return min([config.steps] + [(done // count + 1) * count for count in every])
+    intervals = (config.checkpoint.every, config.eval.every or config.steps)
+    return min(config.steps, *((done // every + 1) * every for every in intervals))
 
 
 def _timed(batches: Prefetch[Batch], log: Log) -> Iterator[Batch]:
@@ -133,18 +140,40 @@ def _timed(batches: Prefetch[Batch], log: Log) -> Iterator[Batch]:
         yield batch
 
 
+def _save_and_evaluate(session: Session, done: int, state: TrainState) -> None:
+    """Whatever is due after this step; both at the end, a checkpoint alone after a signal."""
+    config, is_stopped = session.config, session.stop.signal is not None
+    if done % config.checkpoint.every == 0 or done == config.steps or is_stopped:
+        _save(session, done, state)
+    every = config.eval.every
+    if every is not None and not is_stopped and (done % every == 0 or done == config.steps):
+        begin_s = time.perf_counter()
+        results = session.evaluate(state)
+        session.log.evaluation(done, results, time.perf_counter() - begin_s)
+
+
 def _save(session: Session, done: int, state: TrainState) -> None:
-    if finished := session.writer.wait():
-        session.log.saved(*finished)
+    _report_save(session.log, session.writer.wait())
     if not _is_finite(state.master):
-        raise TrainingError(f"the weights are not finite after step {done}, so they are not saved; {_newest(session)}. Lower optim.lr and resume")
-    about = {"tokens_seen": session.log.tokens_seen(done), "samples_seen": done * session.config.batch_size, "config": to_dict(session.config)}
+        raise TrainingError(
+            f"the weights are not finite after step {done}, so they are not saved; {_newest(session)}. Lower optim.lr and resume"
+        )
+    about = {
+        "tokens_seen": session.log.tokens_seen(done),
+        "samples_seen": done * session.config.batch_size,
+        "config": to_dict(session.config),
+    }
     session.writer.save(done, durable(state), about)
+
+
+def _report_save(log: Log, finished: tuple[int, float] | None) -> None:
+    if finished is not None:
+        log.saved(*finished)
 
 
 @jax.jit
 def _is_finite(tree: Any) -> jax.Array:
-    return jnp.all(jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]))
+    return jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]).all()
 
 
 def _newest(session: Session) -> str:
@@ -152,23 +181,19 @@ def _newest(session: Session) -> str:
     return f"the newest checkpoint is {steps[-1]}" if steps else "there is no checkpoint yet"
 
 
-def _evaluate(session: Session, done: int, state: TrainState) -> None:
-    begin_s = time.perf_counter()
-    results = session.evaluate(state)
-    session.log.evaluation(done, results, time.perf_counter() - begin_s)
-
-
-def _restore(config: TrainConfig, mesh: Mesh, run: Run) -> TrainState:
-    wanted = durable(abstract_state(config, mesh))
-    return from_durable(config, mesh, checkpoint.restore(run.checkpoints, run.step, wanted))
+def _first_state(config: TrainConfig, mesh: Mesh, run: Run) -> TrainState:
+    """A fresh state, or that of the checkpoint to go on from."""
+    if run.step is None:
+        return init_state(config, mesh)
+    return from_durable(config, mesh, checkpoint.restore(run.checkpoints, run.step, durable(abstract_state(config, mesh))))
 
 
 def _compile(config: TrainConfig, mesh: Mesh, dataset: Dataset, run: Run, state: TrainState, screen: Screen) -> tuple[Step, float]:
     """The step compiled ahead of time, so that nothing can compile it twice; with --profile, its trace."""
     screen.say("compiling the step ...")
     begin_s = time.perf_counter()
-    batch = put_batch(dataset.batch(run.step or 0), config, mesh)
-    step = make_train_step(config, mesh).lower(state, batch).compile()
+    jitted: Any = make_train_step(config, mesh)
+    step = jitted.lower(state, put_batch(dataset.batch(run.done), config, mesh)).compile()
     compile_s = time.perf_counter() - begin_s
     screen.say(f"compiled in {compile_s:.1f} s")
     if config.profile:
@@ -176,15 +201,13 @@ def _compile(config: TrainConfig, mesh: Mesh, dataset: Dataset, run: Run, state:
     return step, compile_s
 
 
-def _make_evaluate(config: TrainConfig, mesh: Mesh, dataset: Dataset) -> Callable[[TrainState], dict[str, Any]] | None:
-    if config.eval.every is None or config.data.eval_fraction == 0:
-        return None
+def _make_evaluate(config: TrainConfig, mesh: Mesh, dataset: Dataset) -> Callable[[TrainState], dict[str, Any]]:
     eval_step = make_eval_step(config, mesh)
     return lambda state: evaluate(config, mesh, eval_step, state.params, state.router, dataset)
 
 
 def _check_profile(config: TrainConfig, run: Run) -> None:
-    steps, start, count = config.steps - (run.step or 0), config.log.profile_start, config.log.profile_steps
+    steps, start, count = config.steps - run.done, config.log.profile_start, config.log.profile_steps
     check(
         not config.profile or start + count <= steps,
         f"profile=True with log.profile_start={start} and log.profile_steps={count} needs {start + count} steps, but {steps} are left; "
@@ -193,12 +216,13 @@ def _check_profile(config: TrainConfig, run: Run) -> None:
 
 
 def _open_log(config: TrainConfig, mesh: Mesh, dataset: Dataset, run: Run, screen: Screen, compile_s: float) -> Log:
-    device, per_token = mesh.devices.flat[0], sum(flops.flops_per_token(config.model, config.data.seq_len).values())
-    peak = flops.peak_flops(device.device_kind)
+    kind = mesh.devices.flat[0].device_kind
+    per_token = sum(flops.flops_per_token(config.model, config.data.seq_len).values())
+    peak = flops.peak_flops(kind)
     log = Log(
         screen,
         open_sinks(config, run),
-        first=(run.step or 0) + 1,
+        first=run.done + 1,
         total=config.steps,
         every=config.log.every,
         tokens_per_step=config.batch_size * config.data.seq_len,
@@ -208,23 +232,32 @@ def _open_log(config: TrainConfig, mesh: Mesh, dataset: Dataset, run: Run, scree
     )
     total, active = flops.count_parameters(config.model)
     log.start(
-        {"compile_s": round(compile_s, 3), "devices": mesh.size, "device_kind": device.device_kind, "mesh": dict(mesh.shape), "parameters": total,
-         "active_parameters": active, "flops_per_token": per_token, "unigram_entropy": round(dataset.unigram_entropy(), 5)}
-    )  # fmt: skip
+        {
+            "compile_s": round(compile_s, 3),
+            "devices": mesh.size,
+            "device_kind": kind,
+            "mesh": dict(mesh.shape),
+            "parameters": total,
+            "active_parameters": active,
+            "flops_per_token": per_token,
+            "unigram_entropy": round(dataset.unigram_entropy(), 5),
+        }
+    )
     return log
 
 
 def _describe(config: TrainConfig, mesh: Mesh, dataset: Dataset) -> list[str]:
     """What is going to run, in a few lines."""
-    total, active = flops.count_parameters(config.model)
-    per_token = sum(flops.flops_per_token(config.model, config.data.seq_len).values())
-    tokens = config.batch_size * config.data.seq_len
+    model, batch = config.model, config.batch_size
+    total, active = flops.count_parameters(model)
+    per_token = short(sum(flops.flops_per_token(model, config.data.seq_len).values()))
+    tokens = batch * config.data.seq_len
     split = f" in {config.microbatches} microbatches" if config.microbatches > 1 else ""
     return [
         f"devices    {mesh.size} x {mesh.devices.flat[0].device_kind}, mesh dp {config.mesh.dp} x ep {config.mesh.ep}",
-        f"model      {short(total)} parameters, {short(active)} active for a token; {short(per_token)} FLOP for training on one, {config.model.dtype}",
+        f"model      {short(total)} parameters, {short(active)} active for a token; {per_token} FLOP to train on one; {model.dtype}",
         f"data       {dataset.describe()}",
-        f"steps      {config.steps} of {config.batch_size} sequences = {short(tokens)} tokens{split}; {short(tokens * config.steps)} tokens in all",
+        f"steps      {config.steps} of {batch} sequences{split} = {short(tokens)} tokens each, {short(tokens * config.steps)} in all",
     ]
 
 
@@ -242,7 +275,7 @@ def _finish(session: Session, done: int) -> int:
     say(f"evaluate   moejax eval {place}")
     if session.dataset.tokenizer is not None:
         say(f'generate   moejax generate {place} --prompt "..."')
-    say(f"go on      {_command("--steps", str(2 * done))}")
+    say(f"go on      {_command('--steps', str(2 * done))}")
     return 0
 
 

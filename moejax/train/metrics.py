@@ -68,7 +68,11 @@ def memory() -> dict[str, int]:
     """Bytes in use: of this process on the host, and of the fullest device where the platform counts them."""
     counted = [stats for device in jax.local_devices() if (stats := device.memory_stats())]
     result = {"memory/host_bytes": _resident_bytes()}
-    for name, key in (("memory/device_bytes", "bytes_in_use"), ("memory/device_peak_bytes", "peak_bytes_in_use"), ("memory/device_limit_bytes", "bytes_limit")):
+    for name, key in (
+        ("memory/device_bytes", "bytes_in_use"),
+        ("memory/device_peak_bytes", "peak_bytes_in_use"),
+        ("memory/device_limit_bytes", "bytes_limit"),
+    ):
         values = [stats[key] for stats in counted if key in stats]
         if values:
             result[name] = max(values)

@@ -8,6 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import TwoSlopeNorm
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
 
 from moejax.train.console import short
@@ -28,7 +29,7 @@ def draw_run(run_dir: Path) -> Path:
     logged = [record for record in train if "speed/step_s" in record]
     is_sparse = any("moe/expert_load" in record for record in logged)
     with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(13, 7.5) if is_sparse else (13, 4), layout="constrained", dpi=130)
+        figure = Figure(figsize=(13, 7.5) if is_sparse else (13, 4), layout=_layout(), dpi=130)
         axes = figure.subplots(2 if is_sparse else 1, 3, squeeze=False)
         _draw_loss(axes[0, 0], records, train)
         _draw_optimizer(axes[0, 1], train)
@@ -38,10 +39,13 @@ def draw_run(run_dir: Path) -> Path:
             _draw_imbalance(axes[1, 1], train)
             _draw_drops(axes[1, 2], train)
         figure.suptitle(_title(run_dir, records, train), x=0.012, ha="left", fontsize=13)
-        figure.get_layout_engine().set(w_pad=0.12, h_pad=0.1)
         path = run_dir / PICTURE_FILE
         figure.savefig(path)
     return path
+
+
+def _layout() -> ConstrainedLayoutEngine:
+    return ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1)
 
 
 def _title(run_dir: Path, records: list[dict[str, Any]], train: list[dict[str, Any]]) -> str:
@@ -73,7 +77,7 @@ def _draw_optimizer(axes: Axes, train: list[dict[str, Any]]) -> None:
     steps, norms = _series(train, "optim/grad_norm")
     axes.plot(steps, norms, color=_BLUE, alpha=0.25, linewidth=0.8)
     axes.plot(steps, _smooth(norms), color=_BLUE)
-    if norms.size and np.nanmin(norms) > 0:
+    if (norms > 0).any():
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter("{x:g}")
         axes.yaxis.set_minor_formatter("{x:g}")

@@ -1,14 +1,14 @@
 """The directory of a run: who may use it, and whether training there starts fresh, resumes or is refused.
 
-    config.json      resolved settings        metrics.jsonl   see metrics.py        run.png   picture.py
-    checkpoints/     moejax.checkpoint        profile/        with --profile        lock      held while a process trains
+config.json      resolved settings        metrics.jsonl   see metrics.py        run.png   picture.py
+checkpoints/     moejax.checkpoint        profile/        with --profile        lock      held while a process trains
 """
 
 import contextlib
 import fcntl
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +35,11 @@ class Run:
     """Sentences for the user on what was found and what follows."""
 
     @property
+    def done(self) -> int:
+        """Steps done before this process."""
+        return self.step or 0
+
+    @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
@@ -44,7 +49,7 @@ class Run:
 
 
 @contextlib.contextmanager
-def open_run(config: TrainConfig) -> Iterator[Run]:
+def open_run(config: TrainConfig) -> Generator[Run]:
     """Find out what the run directory allows, and hold it against other processes. Changes nothing in it but the lock.
 
     Raises:
@@ -54,7 +59,9 @@ def open_run(config: TrainConfig) -> Iterator[Run]:
     if path.exists() and not path.is_dir():
         raise CheckpointError(f"run directory {path} is a file; remove it or give another --run-dir")
     if not (path / CONFIG_FILE).exists() and _foreign(path):
-        raise CheckpointError(f"run directory {path} is not empty ({_foreign(path)[0]}, ...) and holds no run; give an empty or new --run-dir")
+        raise CheckpointError(
+            f"run directory {path} is not empty ({_foreign(path)[0]}, ...) and holds no run; give an empty or new --run-dir"
+        )
     with _locked(path):
         yield _examine(config, path)
 
@@ -64,7 +71,7 @@ def begin(run: Run, config: TrainConfig) -> None:
     new = run.path / _NEW_CONFIG
     new.write_text(to_json(config))
     new.replace(run.path / CONFIG_FILE)
-    drop_after(run.metrics, run.step or 0)
+    drop_after(run.metrics, run.done)
 
 
 def run_path(config: TrainConfig) -> Path:
@@ -81,12 +88,21 @@ def _examine(config: TrainConfig, path: Path) -> Run:
     steps = committed_steps(path / "checkpoints")
     newest = f"checkpoint {steps[-1]}" if steps else "no checkpoint yet"
     if config.resume == "never":
-        raise CheckpointError(f"resume=never, but run directory {path} is in use ({newest}); give another --run-dir, or --resume auto to continue it")
+        raise CheckpointError(
+            f"resume=never, but run directory {path} is in use ({newest}); give another --run-dir, or --resume auto to continue it"
+        )
     notes = _compare(config, path, newest)
     if not steps:
-        return Run(path=path, step=None, tokens_seen=0, notes=(f"run in {path} stopped before its first checkpoint: starting again from step 0", *notes))
+        return Run(
+            path=path,
+            step=None,
+            tokens_seen=0,
+            notes=(f"run in {path} stopped before its first checkpoint: starting again from step 0", *notes),
+        )
     manifest = read_manifest(path / "checkpoints", steps[-1])
-    return Run(path=path, step=steps[-1], tokens_seen=manifest["tokens_seen"], notes=(f"resuming {path} from checkpoint {steps[-1]}", *notes))
+    return Run(
+        path=path, step=steps[-1], tokens_seen=manifest["tokens_seen"], notes=(f"resuming {path} from checkpoint {steps[-1]}", *notes)
+    )
 
 
 def _compare(config: TrainConfig, path: Path, newest: str) -> list[str]:
@@ -105,21 +121,22 @@ def _compare(config: TrainConfig, path: Path, newest: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _locked(path: Path) -> Generator[None]:
     """Hold the directory. The operating system lets go of the lock when a process ends in any way, so none is ever stale."""
     try:
         path.mkdir(parents=True, exist_ok=True)
         file = (path / _LOCK).open("a+")
     except OSError as error:
-        raise CheckpointError(f"run directory {path} cannot be written ({error.strerror}); fix its permissions or give another --run-dir") from error
+        raise CheckpointError(
+            f"run directory {path} cannot be written ({error.strerror}); fix its permissions or give another --run-dir"
+        ) from error
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             file.seek(0)
-            raise CheckpointError(
-                f"run directory {path} is in use by {file.read().strip() or 'another process'}; stop that one first, or give another --run-dir"
-            ) from error
+            holder = file.read().strip() or "another process"
+            raise CheckpointError(f"run directory {path} is in use by {holder}; stop that one first, or give another --run-dir") from error
         file.truncate(0)
         file.write(f"process {os.getpid()} on {platform.node()}\n")
         file.flush()

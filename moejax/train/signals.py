@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 
 _WATCHED = (signal.SIGINT, signal.SIGTERM)
 
@@ -27,7 +27,7 @@ class Stop:
 
 
 @contextlib.contextmanager
-def watch_signals(announce: Callable[[str], None]) -> Iterator[Stop]:
+def watch_signals(announce: Callable[[str], None]) -> Generator[Stop]:
     """Give a Stop that the first signal sets; `announce` tells the user so. Does nothing outside the main thread."""
     stop = Stop()
     if threading.current_thread() is not threading.main_thread():

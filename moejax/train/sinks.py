@@ -27,7 +27,10 @@ def require_sinks(log: LogConfig) -> None:
         (log.wandb_project is not None, f"log.wandb_project={log.wandb_project}", "wandb", "wandb"),
     ):
         is_there = not wanted or importlib.util.find_spec(package) is not None
-        check(is_there, f"{setting} needs the package {package}, which is not installed; pip install 'moejax[{extra}]', or leave the setting out")
+        check(
+            is_there,
+            f"{setting} needs the package {package}, which is not installed; pip install 'moejax[{extra}]', or leave the setting out",
+        )
 
 
 def open_sinks(config: TrainConfig, run: Run) -> list[Sink]:
@@ -60,7 +63,7 @@ class TensorBoard:
         from tensorboardX import SummaryWriter
 
         # After a resume, TensorBoard drops what an earlier process wrote for later steps.
-        self._writer = SummaryWriter(str(run.path / "tensorboard"), purge_step=(run.step or 0) + 1)
+        self._writer = SummaryWriter(str(run.path / "tensorboard"), purge_step=run.done + 1)
 
     def write(self, record: dict[str, Any], *, is_logged: bool) -> None:
         if is_logged:

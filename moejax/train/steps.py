@@ -70,9 +70,10 @@ class FiniteGuard:
         for reading in readings:
             self._count = 0 if reading.metrics["optim/finite"] else self._count + 1
             if self._count >= MAX_NON_FINITE:
+                before = reading.step - self._count
                 raise TrainingError(
-                    f"loss or gradient was not finite in steps {reading.step - self._count + 1} to {reading.step}; all were skipped, so the weights "
-                    f"are those of step {reading.step - self._count}. Lower optim.lr, lengthen optim.schedule.warmup_steps, or look at the data"
+                    f"loss or gradient was not finite in steps {before + 1} to {reading.step}; all were skipped, so the weights are those "
+                    f"of step {before}. Lower optim.lr, lengthen optim.schedule.warmup_steps, or look at the data of these steps"
                 )
 
 

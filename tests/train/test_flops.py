@@ -6,7 +6,13 @@ from moejax.config import AttentionConfig, ModelConfig, MoEConfig
 from moejax.train.flops import count_parameters, flops_per_token, peak_flops
 
 DENSE = ModelConfig(
-    vocab_size=10, embed_dim=8, num_layers=2, num_dense_layers=2, mlp_dim=16, attention=AttentionConfig(num_heads=2, num_kv_heads=1), moe=None
+    vocab_size=10,
+    embed_dim=8,
+    num_layers=2,
+    num_dense_layers=2,
+    mlp_dim=16,
+    attention=AttentionConfig(num_heads=2, num_kv_heads=1),
+    moe=None,
 )
 SPARSE = ModelConfig(
     vocab_size=10,
@@ -43,9 +49,17 @@ def test_sparse_flops_equal_a_count_by_hand():
 
 def test_a_window_longer_than_the_sequence_is_full_attention():
     long = ModelConfig(
-        vocab_size=10, embed_dim=8, num_layers=4, num_dense_layers=4, mlp_dim=16, moe=None, attention=AttentionConfig(num_heads=2, window_pattern=(99,))
+        vocab_size=10,
+        embed_dim=8,
+        num_layers=4,
+        num_dense_layers=4,
+        mlp_dim=16,
+        moe=None,
+        attention=AttentionConfig(num_heads=2, window_pattern=(99,)),
     )
-    full = ModelConfig(vocab_size=10, embed_dim=8, num_layers=4, num_dense_layers=4, mlp_dim=16, moe=None, attention=AttentionConfig(num_heads=2))
+    full = ModelConfig(
+        vocab_size=10, embed_dim=8, num_layers=4, num_dense_layers=4, mlp_dim=16, moe=None, attention=AttentionConfig(num_heads=2)
+    )
     assert flops_per_token(long, 16) == flops_per_token(full, 16)
 
 

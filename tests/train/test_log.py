@@ -34,7 +34,8 @@ class Memory:
 
 
 def _log(clock: Clock, sink: Memory, **changes) -> Log:
-    settings = dict(first=6, total=20, every=5, tokens_per_step=1000, tokens_seen=5000, flops_per_token=1e6, peak_flops=1e10)
+    settings: dict = {"first": 6, "total": 20, "every": 5, "tokens_per_step": 1000}
+    settings |= {"tokens_seen": 5000, "flops_per_token": 1e6, "peak_flops": 1e10}
     return Log(Screen(Console(file=io.StringIO())), [sink], clock=clock, **(settings | changes))
 
 

@@ -36,7 +36,13 @@ def test_memory_counts_this_process():
 
 def test_records_after_the_step_are_dropped_with_a_line_cut_short(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    kept = [{"kind": "start", "step": 0}, {"kind": "train", "step": 1}, {"kind": "train", "step": 2}, {"kind": "save", "step": 2}, {"kind": "eval", "step": 2}]
+    kept = [
+        {"kind": "start", "step": 0},
+        {"kind": "train", "step": 1},
+        {"kind": "train", "step": 2},
+        {"kind": "save", "step": 2},
+        {"kind": "eval", "step": 2},
+    ]
     dropped = [{"kind": "start", "step": 2}, {"kind": "train", "step": 3}]
     path.write_text("".join(json.dumps(record) + "\n" for record in kept + dropped) + '{"kind": "tra')
     assert read_records(path) == kept + dropped

@@ -63,7 +63,12 @@ def test_the_same_config_resumes_from_the_newest_checkpoint(config):
 def test_execution_settings_may_change_and_are_announced(config):
     _start(config, steps=(2,))
     changed = _replace(
-        config, steps=999, microbatches=2, mesh=_replace(config.mesh, ep=4), model=_replace(config.model, recompute="block"), eval=_replace(config.eval, every=7)
+        config,
+        steps=999,
+        microbatches=2,
+        mesh=_replace(config.mesh, ep=4),
+        model=_replace(config.model, recompute="block"),
+        eval=_replace(config.eval, every=7),
     )
     with open_run(changed) as run:
         assert run.step == 2
@@ -98,7 +103,10 @@ def test_resume_changed_continues_and_lists_what_differs(config):
 
 def test_resume_never_refuses_a_used_directory(config):
     _start(config, steps=(2,))
-    with pytest.raises(CheckpointError, match=r"resume=never, but .* is in use \(checkpoint 2\); give another --run-dir"), open_run(_replace(config, resume="never")):
+    with (
+        pytest.raises(CheckpointError, match=r"resume=never, but .* is in use \(checkpoint 2\); give another --run-dir"),
+        open_run(_replace(config, resume="never")),
+    ):
         pass
 
 
@@ -110,7 +118,10 @@ def test_resume_never_takes_a_new_directory(config):
 def test_a_directory_that_is_no_run_is_refused_and_left_alone(config, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "thesis.tex").write_text("...")
-    with pytest.raises(CheckpointError, match=r"is not empty \(thesis.tex, ...\) and holds no run; give an empty or new --run-dir"), open_run(config):
+    with (
+        pytest.raises(CheckpointError, match=r"is not empty \(thesis.tex, ...\) and holds no run; give an empty or new --run-dir"),
+        open_run(config),
+    ):
         pass
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["thesis.tex"]
 
@@ -157,10 +168,21 @@ def test_opening_changes_nothing_until_the_run_begins(config):
         assert read_config(run.path) == changed
 
 
+HOLDER = """
+import fcntl, sys
+file = open(sys.argv[1], "a+")
+fcntl.flock(file, fcntl.LOCK_EX)
+file.write("process 1234 on node7")
+file.flush()
+print(1, flush=True)
+input()
+"""
+
+
 def test_a_second_process_is_refused_while_the_first_lives_and_not_after_it_is_killed(config, tmp_path):
-    code = f"import fcntl; f = open({str(tmp_path / 'run' / 'lock')!r}, 'a+'); fcntl.flock(f, fcntl.LOCK_EX); f.write('process 1234 on node7'); f.flush(); print(1, flush=True); input()"
     (tmp_path / "run").mkdir()
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stdin=subprocess.PIPE)
+    command = [sys.executable, "-c", HOLDER, str(tmp_path / "run" / "lock")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE)
     process.stdout.readline()
     with pytest.raises(CheckpointError, match="in use by process 1234 on node7; stop that one first"), open_run(config):
         pass
