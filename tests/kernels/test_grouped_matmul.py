@@ -1,0 +1,171 @@
+"""Every implementation of the grouped product against a loop over experts in float64."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moejax.testing import assert_trees_close
+from moejax_kernels.grouped_matmul import align_up, buffer_rows, grouped_matmul
+
+TILE = 8
+IMPLEMENTATIONS = ("reference", "cpu")
+every_implementation = pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+
+
+def rows_of(sizes, tile=TILE):
+    """The rows of each expert in the tile-aligned layout, worked out one after the other."""
+    start, rows = 0, []
+    for size in sizes:
+        rows.append(slice(start, start + size))
+        start += -(-size // tile) * tile
+    return rows
+
+
+def case(sizes, buffer, width=(5, 6), dtype="float32", seed=0, tile=TILE):
+    """x and dy with zero pad rows, and w."""
+    rng = np.random.default_rng(seed)
+    x, dy = np.zeros((buffer, width[0])), np.zeros((buffer, width[1]))
+    for rows in rows_of(sizes, tile):
+        x[rows], dy[rows] = rng.normal(size=x[rows].shape), rng.normal(size=dy[rows].shape)
+    w = rng.normal(size=(len(sizes), *width))
+    return tuple(jnp.asarray(a, dtype) for a in (x, w, dy))
+
+
+@functools.partial(jax.jit, static_argnames=("tile", "implementation"))
+def run(x, w, dy, sizes, *, tile=TILE, implementation):
+    y, pullback = jax.vjp(lambda x, w: grouped_matmul(x, w, sizes, tile=tile, implementation=implementation), x, w)
+    dx, dw = pullback(dy)
+    return {"y": y, "dx": dx, "dw": dw}
+
+
+def exact(x, w, dy, sizes, tile=TILE):
+    x, w, dy = (np.asarray(a, np.float64) for a in (x, w, dy))
+    truth = {"y": np.zeros_like(dy), "dx": np.zeros_like(x), "dw": np.zeros_like(w)}
+    for e, rows in enumerate(rows_of(sizes, tile)):
+        truth["y"][rows] = x[rows] @ w[e]
+        truth["dx"][rows] = dy[rows] @ w[e].T
+        truth["dw"][e] = x[rows].T @ dy[rows]
+    return truth
+
+
+def check(sizes, implementation, *, rows=None, tile=TILE, dtype="float32", **kwargs):
+    """Forward and both gradients; `rows` real rows must fit whatever their split. Returns what came out."""
+    buffer = buffer_rows(rows or max(sum(sizes), 1), len(sizes), tile)
+    arrays = case(sizes, buffer, tile=tile, dtype=dtype, **kwargs)
+    result = jax.device_get(run(*arrays, np.array(sizes, np.int32), tile=tile, implementation=implementation))
+    assert all(value.dtype == arrays[0].dtype for value in result.values())
+    assert_trees_close(result, exact(*arrays, sizes, tile), dtype, f"{implementation} {sizes}")
+    for e, size in enumerate(sizes):
+        assert size or not result["dw"][e].any(), f"expert {e} has no rows, but a gradient"
+    return result
+
+
+CASES = {
+    "every second expert empty": [8, 0, 8, 0],
+    "one expert of eighteen": [0] * 6 + [32] + [0] * 11,
+    "no row at all": [0, 0, 0],
+    "one row": [0, 1, 0],
+    "one row each": [1, 1, 1, 1],
+    "multiples of the tile": [8, 16, 24],
+    "one below and one above a multiple": [7, 9, 15, 17],
+    "a single expert": [13],
+    "all rows in the last expert": [0, 0, 0, 30],
+}
+
+
+@every_implementation
+@pytest.mark.parametrize("sizes", CASES.values(), ids=CASES.keys())
+def test_product_and_gradients_equal_a_loop_over_experts(sizes, implementation):
+    check(sizes, implementation)
+
+
+@every_implementation
+def test_odd_widths(implementation):
+    check([3, 0, 10], implementation, width=(43, 17))
+    check([3, 0, 10], implementation, width=(1, 1))
+
+
+@every_implementation
+@pytest.mark.parametrize("tile", [1, 4, 128])
+def test_any_tile(tile, implementation):
+    check([3, 0, 10], implementation, tile=tile)
+
+
+@every_implementation
+def test_bfloat16_accumulates_in_float32(implementation):
+    check([9, 0, 20, 3], implementation, dtype="bfloat16")
+    # In bfloat16 a sum of ones would stop at 256.
+    x, w, dy = (jnp.ones(shape, jnp.bfloat16) for shape in ((512, 512), (1, 512, 4), (512, 4)))
+    result = run(x, w, dy, jnp.array([512], jnp.int32), implementation=implementation)
+    for name, terms in (("y", 512), ("dx", 4), ("dw", 512)):
+        np.testing.assert_array_equal(result[name].astype(jnp.float32), terms)
+
+
+@every_implementation
+@settings(max_examples=60)
+@given(cuts=st.lists(st.integers(0, 40), min_size=4, max_size=4), seed=st.integers(0, 9))
+def test_any_split_of_the_rows(implementation, cuts, seed):
+    edges = sorted(cuts)
+    sizes = [edges[0], *np.diff(edges).tolist(), 40 - edges[-1]]
+    check(sizes, implementation, rows=40, seed=seed)
+
+
+@every_implementation
+def test_experts_that_lose_their_rows_have_zero_gradient_again(implementation):
+    """P06: nothing is left over from a call in which every expert had rows."""
+    before = check([10, 10, 10, 10], implementation, rows=40)
+    after = check([40, 0, 0, 0], implementation, rows=40, seed=1)
+    again = check([10, 10, 10, 10], implementation, rows=40)
+    assert not after["dw"][1:].any()
+    jax.tree.map(np.testing.assert_array_equal, again, before)
+
+
+@every_implementation
+def test_rows_past_the_last_expert_come_out_zero(implementation):
+    x, w, dy = case([5, 3], 32)
+    y = np.asarray(run(x, w, dy, jnp.array([5, 3], jnp.int32), implementation=implementation)["y"])
+    assert not y[5:8].any()
+    assert not y[11:].any()
+
+
+@every_implementation
+def test_a_buffer_can_be_larger_than_its_rows(implementation):
+    x, w, dy = case([5, 3], 80)
+    result = run(x, w, dy, jnp.array([5, 3], jnp.int32), implementation=implementation)
+    assert_trees_close(result, exact(x, w, dy, [5, 3]), "float32", implementation)
+
+
+@pytest.mark.parametrize(
+    ("x", "w", "sizes", "message"),
+    [
+        ((16, 5), (2, 4, 6), (2,), r"x \(16, 5\), w \(2, 4, 6\) and group_sizes \(2,\) do not fit \[M K\], \[E K N\], \[E\]"),
+        ((16, 5), (2, 5, 6), (3,), "do not fit"),
+        ((16, 5, 1), (2, 5, 6), (2,), "do not fit"),
+        ((15, 5), (2, 5, 6), (2,), "x has 15 rows, not a multiple of tile=8"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_refused(x, w, sizes, message):
+    with pytest.raises(ValueError, match=message):
+        grouped_matmul(jnp.zeros(x), jnp.zeros(w), jnp.zeros(sizes, jnp.int32), tile=TILE)
+
+
+def test_unequal_dtypes_are_refused():
+    with pytest.raises(ValueError, match="x is bfloat16 and w is float32; cast one of them"):
+        grouped_matmul(jnp.zeros((8, 4), jnp.bfloat16), jnp.zeros((1, 4, 4)), jnp.zeros(1, jnp.int32), tile=TILE)
+
+
+def test_buffers_hold_the_worst_split():
+    for rows, experts, tile in [(1, 1, 8), (40, 5, 8), (7, 3, 4), (64, 64, 128), (1000, 8, 1)]:
+        # The worst split leaves one row more than a multiple of the tile in as many experts as there are rows for.
+        worst, left = 0, rows
+        for e in range(experts):
+            size = left if e == experts - 1 else min(1, left)
+            worst += align_up(size, tile)
+            left -= size
+        assert worst <= buffer_rows(rows, experts, tile)
+        assert buffer_rows(rows, experts, tile) % tile == 0
