@@ -11,7 +11,7 @@ import numpy as np
 from moejax.config import TrainConfig
 from moejax.parallel import make_mesh, rules
 from moejax.testing import assert_scalar_close, assert_trees_close, named_leaves
-from moejax.train.state import TrainState, from_durable, init_state
+from moejax.train.state import TrainState, abstract_state, durable, from_durable
 from moejax.train.step import make_grad_fn, make_train_step, put_batch
 from tests.oracle.layout import Layout
 from tests.oracle.losses import StepOracle, nest, step_oracle
@@ -51,13 +51,12 @@ def compiled_step(config: TrainConfig):
 
 
 def start(config: TrainConfig, params: dict) -> TrainState:
-    """A fresh state whose masters are these parameters."""
+    """The state before training, but with these parameters as masters."""
     mesh = make_mesh(config.mesh)
     with sharding_small_leaves():
-        fresh = init_state(config, mesh)
-        master = jax.tree.map(lambda new, old: jax.device_put(new, old.sharding), params, fresh.master)
-        kept = {name: getattr(fresh, name) for name in ("moments", "router", "history", "step", "updates")}
-        return from_durable(config, mesh, kept | {"master": master})
+        empty = jax.tree.map(lambda a: jax.device_put(np.zeros(a.shape, a.dtype), a.sharding), durable(abstract_state(config, mesh)))
+        master = jax.tree.map(lambda new, old: jax.device_put(new, old.sharding), params, empty["master"])
+        return from_durable(config, mesh, empty | {"master": master})
 
 
 def cast(params: dict, config: TrainConfig) -> dict:
