@@ -24,7 +24,7 @@ class Tolerance:
 TOLERANCES = {
     "float64": Tolerance(scalar=1e-12, leaf=1e-10, floor=1e-12),
     "float32": Tolerance(scalar=2e-6, leaf=2e-5, floor=1e-3),
-    "bfloat16": Tolerance(scalar=4e-3, leaf=4e-2, floor=1e-2),
+    "bfloat16": Tolerance(scalar=2e-3, leaf=8e-2, floor=1e-2),
 }
 """By compute dtype. A parallel path sums in another order than one device and is held to the same numbers."""
 
