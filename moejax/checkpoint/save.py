@@ -97,10 +97,12 @@ def _failed(step: int, directory: Path, error: BaseException) -> CheckpointError
     kept = committed_steps(directory)
     rest = f"checkpoint {kept[-1]} is intact" if kept else "there is no older one"
     return CheckpointError(
-        f"checkpoint {step} could not be written to {directory}: {type(error).__name__}: {_first_line(error)}; {rest}; "
+        f"checkpoint {step} could not be written to {directory}: {type(error).__name__}: {_shorten(error)}; {rest}; "
         "make room or fix the permissions there, then start the same command again"
     )
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or ["no message"])[0][:300]
+def _shorten(error: BaseException) -> str:
+    """First line of the message; of a long one the beginning and the end, where TensorStore names the cause."""
+    text = (str(error).strip().splitlines() or ["no message"])[0]
+    return text if len(text) <= 300 else f"{text[:100]} ... {text[-180:]}"

@@ -25,7 +25,7 @@ from moejax.train.evaluate import evaluate, make_eval_step
 from moejax.train.log import Log
 from moejax.train.metrics import Reading
 from moejax.train.picture import draw_run
-from moejax.train.run_dir import Run, begin, open_run
+from moejax.train.run_dir import Run, begin, open_run, writing
 from moejax.train.signals import Stop, watch_signals
 from moejax.train.sinks import open_sinks, require_sinks
 from moejax.train.state import TrainState, abstract_state, durable, from_durable, init_state
@@ -271,7 +271,8 @@ def _finish(session: Session, done: int) -> int:
         return session.stop.exit_code
     say(f"finished   {done} steps, {short(session.log.tokens_seen(done))} tokens; {session.log.summary()}")
     say(f"checkpoint {run.checkpoints / str(done)}")
-    say(f"picture    {draw_run(run.path)}")
+    with writing(run.path):
+        say(f"picture    {draw_run(run.path)}")
     say(f"evaluate   moejax eval {place}")
     if session.dataset.tokenizer is not None:
         say(f'generate   moejax generate {place} --prompt "..."')

@@ -79,9 +79,9 @@ def memory() -> dict[str, int]:
     return result
 
 
-def append_record(file: Any, record: dict[str, Any]) -> None:
-    """Write one line; a reader never sees half of it after a flush."""
-    file.write(json.dumps(record, allow_nan=False) + "\n")
+def as_line(record: dict[str, Any]) -> str:
+    """One line of the metrics file."""
+    return json.dumps(record, allow_nan=False) + "\n"
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
@@ -96,9 +96,7 @@ def drop_after(path: Path, step: int) -> None:
     """Keep what happened up to a step, so that a run resumed there records every step once."""
     kept = [record for record in read_records(path) if record["step"] < step or (record["step"] == step and record["kind"] != "start")]
     replacement = path.with_suffix(".new")
-    with replacement.open("w") as file:
-        for record in kept:
-            append_record(file, record)
+    replacement.write_text("".join(map(as_line, kept)))
     replacement.replace(path)
 
 

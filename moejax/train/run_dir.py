@@ -69,9 +69,21 @@ def open_run(config: TrainConfig) -> Generator[Run]:
 def begin(run: Run, config: TrainConfig) -> None:
     """Make the directory this process's: settings as they are now, metrics only up to the step it goes on from."""
     new = run.path / _NEW_CONFIG
-    new.write_text(to_json(config))
-    new.replace(run.path / CONFIG_FILE)
-    drop_after(run.metrics, run.done)
+    with writing(run.path):
+        new.write_text(to_json(config))
+        new.replace(run.path / CONFIG_FILE)
+        drop_after(run.metrics, run.done)
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Generator[None]:
+    """Say what to do when the disk refuses."""
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(
+            f"{path} cannot be written ({error.strerror}); make room or fix the permissions there, or give another --run-dir"
+        ) from error
 
 
 def run_path(config: TrainConfig) -> Path:
@@ -123,21 +135,17 @@ def _compare(config: TrainConfig, path: Path, newest: str) -> list[str]:
 @contextlib.contextmanager
 def _locked(path: Path) -> Generator[None]:
     """Hold the directory. The operating system lets go of the lock when a process ends in any way, so none is ever stale."""
-    try:
+    with writing(path):
         path.mkdir(parents=True, exist_ok=True)
-        file = (path / _LOCK).open("a+")
-    except OSError as error:
-        raise CheckpointError(
-            f"run directory {path} cannot be written ({error.strerror}); fix its permissions or give another --run-dir"
-        ) from error
+        file = (path / _LOCK).open("a+b", buffering=0)
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             file.seek(0)
-            holder = file.read().strip() or "another process"
+            holder = file.read().decode().strip() or "another process"
             raise CheckpointError(f"run directory {path} is in use by {holder}; stop that one first, or give another --run-dir") from error
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {platform.node()}\n")
-        file.flush()
+        with writing(path):
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {platform.node()}\n".encode())
         yield

@@ -8,8 +8,8 @@ from typing import Any, Protocol, runtime_checkable
 from moejax.config import LogConfig, TrainConfig
 from moejax.config.check import check
 from moejax.config.resolved import to_dict
-from moejax.train.metrics import append_record
-from moejax.train.run_dir import Run
+from moejax.train.metrics import as_line
+from moejax.train.run_dir import Run, writing
 
 
 @runtime_checkable
@@ -43,14 +43,14 @@ def open_sinks(config: TrainConfig, run: Run) -> list[Sink]:
 
 
 class JsonLines:
-    """Appends every record to a file."""
+    """Appends every record to a file, each with one write, so that a crash cuts at most the last line short."""
 
     def __init__(self, path: Path):
-        self._file = path.open("a")
+        self._path, self._file = path, path.open("ab", buffering=0)
 
     def write(self, record: dict[str, Any], *, is_logged: bool) -> None:
-        append_record(self._file, record)
-        self._file.flush()
+        with writing(self._path):
+            self._file.write(as_line(record).encode())
 
     def close(self) -> None:
         self._file.close()

@@ -13,7 +13,7 @@ import pytest
 from moejax.checkpoint import Writer
 from moejax.config import TrainConfig, load_config, read_config
 from moejax.errors import CheckpointError
-from moejax.train.run_dir import begin, open_run
+from moejax.train.run_dir import begin, open_run, writing
 
 
 @pytest.fixture
@@ -190,3 +190,11 @@ def test_a_second_process_is_refused_while_the_first_lives_and_not_after_it_is_k
     process.communicate()
     with open_run(config) as run:
         assert f"process {os.getpid()} on " in (run.path / "lock").read_text()
+
+
+def test_a_disk_that_refuses_is_named_with_the_way_out(tmp_path):
+    with (
+        pytest.raises(CheckpointError, match=r"run cannot be written \(No space left on device\); make room or fix"),
+        writing(tmp_path / "run"),
+    ):
+        raise OSError(28, "No space left on device")
