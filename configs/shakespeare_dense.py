@@ -1,7 +1,7 @@
 """The dense counterpart of quickstart: the same parameters used per token, none of them routed.
 
-Train it beside quickstart to see what experts add. mlp_dim is the average of what a quickstart token meets: 512 in its
-dense block, 2 routed + 1 shared experts of width 128 in the three others.
+Train it beside quickstart to see what experts add. mlp_dim is the average of what a quickstart token meets: 384 in its
+dense block, 2 routed + 1 shared experts of width 96 in the two others.
 
 Hardware: 2 CPU cores, about as long as quickstart.
 
@@ -25,22 +25,22 @@ from moejax.config import (
 def config() -> TrainConfig:
     return TrainConfig(
         name="shakespeare_dense",
-        steps=400,
+        steps=450,
         batch_size=32,
         model=ModelConfig(
             vocab_size=320,
-            embed_dim=128,
-            num_layers=4,
-            num_dense_layers=4,
-            mlp_dim=416,
+            embed_dim=96,
+            num_layers=3,
+            num_dense_layers=3,
+            mlp_dim=320,
             attention=AttentionConfig(num_heads=4, num_kv_heads=2, rope_theta=10_000.0, qk_norm="head"),
             moe=None,
             norm_placement="peri",
             z_loss_weight=1e-4,
         ),
-        data=DataConfig(seq_len=128),
-        optim=OptimConfig(lr=3e-3, weight_decay=0.1, schedule=ScheduleConfig(kind="cosine", warmup_steps=40)),
-        checkpoint=CheckpointConfig(every=200),
-        eval=EvalConfig(every=200, sequences=128),
+        data=DataConfig(seq_len=64),
+        optim=OptimConfig(lr=5e-3, schedule=ScheduleConfig(kind="cosine", warmup_steps=40)),
+        checkpoint=CheckpointConfig(every=150),
+        eval=EvalConfig(every=150, sequences=256),
         log=LogConfig(every=10),
     )
