@@ -24,6 +24,7 @@ class Screen:
         self._live: Live | None = None
         self._title = ""
         self._total = 0
+        self._newest = -1
         self._losses: deque[float] = deque(maxlen=400)
 
     def __enter__(self) -> "Screen":
@@ -49,9 +50,10 @@ class Screen:
             self._live = None
 
     def show_step(self, facts: dict[str, Any], *, is_logged: bool) -> None:
-        """Show a finished step. facts: its record, with what else is known (ETA, skipped steps, last held-out loss)."""
-        if facts.get("train/loss") is not None:
+        """Show a finished step, or more about the one shown. facts: its record, with ETA, skipped steps, held-out loss."""
+        if facts["step"] > self._newest and facts.get("train/loss") is not None:
             self._losses.append(facts["train/loss"])
+        self._newest = facts["step"]
         if self._live is not None:
             self._live.update(panel(facts, self._losses, self._title, self._total))
         elif is_logged:
@@ -111,14 +113,14 @@ def _pairs(figures: list[tuple[str, str]]) -> Table:
 
 
 class _Sparkline:
-    """The loss so far in one row as wide as the terminal allows."""
+    """The loss of recent steps in one row as wide as the terminal allows."""
 
     def __init__(self, values: deque[float]):
         self._values = list(values)
 
     def __rich_console__(self, console: Console, options: Any) -> Any:
-        width = max(1, min(options.max_width, 100) - 6)
-        yield Text.assemble(("loss  ", "dim"), (sparkline(self._values, width), "cyan"))
+        width = max(1, min(options.max_width, 100) - 13)
+        yield Text.assemble(("recent loss  ", "dim"), (sparkline(self._values, width), "cyan"))
 
 
 def sparkline(values: list[float], width: int) -> str:

@@ -56,13 +56,15 @@ class Log:
             if is_logged:
                 record |= lists(reading.metrics) | self._speed(reading.step) | memory()
             self._write(record, is_logged=is_logged)
-            self._last |= record
-            left_s = (self._total - reading.step) * self._last["speed/step_s"] if "speed/step_s" in self._last else None
-            self._screen.show_step(self._last | {"eta_s": left_s, "skipped": self._skipped}, is_logged=is_logged)
+            self._last |= record | {"skipped": self._skipped}
+            if "speed/step_s" in self._last:
+                self._last["eta_s"] = (self._total - reading.step) * self._last["speed/step_s"]
+            self._screen.show_step(self._last, is_logged=is_logged)
 
     def evaluation(self, step: int, results: dict[str, Any], seconds: float) -> None:
         self._write({"kind": "eval", "step": step, "eval/seconds": round(seconds, 3)} | results)
-        self._last |= {"eval/loss": results["eval/loss"]}
+        self._last |= {"eval/loss": results["eval/loss"], "step": step}
+        self._screen.show_step(self._last, is_logged=False)
         self._screen.say(
             f"step {step}: held-out loss {results['eval/loss']:.4f} on {results['eval/tokens']:,} tokens ({duration(seconds)})"
         )

@@ -14,11 +14,12 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from moejax import checkpoint
-from moejax.config import TrainConfig, to_dict
+from moejax.config import MoEConfig, TrainConfig, to_dict
 from moejax.config.check import check
 from moejax.data import Dataset, Prefetch, open_data
 from moejax.errors import TrainingError
 from moejax.parallel import make_mesh
+from moejax.parallel.expert import choose_transport
 from moejax.train import flops
 from moejax.train.console import Screen, short
 from moejax.train.evaluate import evaluate, make_eval_step
@@ -31,6 +32,7 @@ from moejax.train.sinks import open_sinks, require_sinks
 from moejax.train.state import TrainState, abstract_state, durable, from_durable, init_state
 from moejax.train.step import Batch, make_train_step, put_batch
 from moejax.train.steps import FiniteGuard, Step, profiled, run_steps
+from moejax_kernels.grouped_matmul import choose_implementation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -253,12 +255,22 @@ def _describe(config: TrainConfig, mesh: Mesh, dataset: Dataset) -> list[str]:
     per_token = short(sum(flops.flops_per_token(model, config.data.seq_len).values()))
     tokens = batch * config.data.seq_len
     split = f" in {config.microbatches} microbatches" if config.microbatches > 1 else ""
-    return [
+    lines = [
         f"devices    {mesh.size} x {mesh.devices.flat[0].device_kind}, mesh dp {config.mesh.dp} x ep {config.mesh.ep}",
         f"model      {short(total)} parameters, {short(active)} active for a token; {per_token} FLOP to train on one; {model.dtype}",
         f"data       {dataset.describe()}",
         f"steps      {config.steps} of {batch} sequences{split} = {short(tokens)} tokens each, {short(tokens * config.steps)} in all",
     ]
+    if model.moe is not None:
+        lines.insert(2, _describe_experts(model.moe, config.mesh.ep))
+    return lines
+
+
+def _describe_experts(moe: MoEConfig, ranks: int) -> str:
+    capacity = "dropless" if moe.capacity_factor is None else f"capacity factor {moe.capacity_factor:g}"
+    kernel, transport = choose_implementation(moe.grouped_matmul), choose_transport(moe.transport)
+    place = f"{ranks} ranks" if ranks > 1 else "1 rank"
+    return f"experts    {moe.num_experts} on {place}, {moe.top_k} for a token, {capacity}; {kernel} kernel, {transport} transport"
 
 
 def _finish(session: Session, done: int) -> int:
