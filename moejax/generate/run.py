@@ -4,6 +4,7 @@ import dataclasses
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from moejax.config import MeshConfig
@@ -47,7 +48,7 @@ def run_generate(
         if ids.size == 0:
             raise ConfigError('prompt="" is empty; give at least one character to continue')
         key = jax.random.fold_in(jax.random.key(seed), number)
-        drawn = np.asarray(sampler(params, router, np.tile(ids, (num_samples, 1)), key))
+        drawn = np.asarray(sampler(params, router, jnp.tile(ids, (num_samples, 1)), key))
         texts += [prompt + tokenizer.decode(_until(row, tokenizer.eos_id)) for row in drawn]
     return texts
 

@@ -7,7 +7,7 @@ global ones or this device's shards alike. So modules read sizes from their arra
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -41,7 +41,7 @@ class Template:
     state: nnx.State
     specs: dict
 
-    def bind(self, arrays: dict) -> nnx.Module:
+    def bind(self, arrays: dict) -> Any:
         """The module with these arrays, a nested dict like `specs`; shapes may be those of local shards."""
         state = copy.copy(jax.tree.map(lambda leaf: leaf, self.state))
         nnx.replace_by_pure_dict(state, arrays)

@@ -95,7 +95,8 @@ class Transformer:
         x, stats, _ = self.blocks(params, router, self.embed(params, ids), tokens, dropless=dropless)
         with jax.named_scope("head"):
             head = self._ends["head"].bind(params["head"])
-            return Output(*head.loss(x, labels, params["embed"]["w_embed"]), stats)
+            loss_sum, z_sum = head.loss(x, labels, params["embed"]["w_embed"])
+        return Output(loss_sum, z_sum, stats)
 
     def logits(self, params: dict, x: Float[Array, "*batch D"]) -> Float[Array, "*batch V"]:
         """Float32 logits from the last block's output."""

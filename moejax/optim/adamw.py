@@ -24,6 +24,7 @@ def adamw(
     """
     adam = optax.scale_by_adam(config.b1, config.b2, config.eps)
     direction, new = adam.update(grads, optax.ScaleByAdamState(updates, moments["mu"], moments["nu"]))
+    assert isinstance(new, optax.ScaleByAdamState)
     leaves, structure = jax.tree.flatten(master)
 
     def step(value, toward, group):

@@ -29,7 +29,8 @@ def parameter_groups(config: OptimConfig, params: dict) -> dict:
     for glob in config.no_decay:
         if not fnmatch.filter(names, glob):
             raise ConfigError(
-                f"optim.no_decay holds {glob!r}, which matches no parameter; mend the glob or remove it. Parameters: {', '.join(sorted(names))}"
+                f"optim.no_decay holds {glob!r}, which matches no parameter; mend the glob or remove it. "
+                f"Parameters: {', '.join(sorted(names))}"
             )
 
     def group(path, _):

@@ -40,7 +40,7 @@ def make_rule(shape: Sequence[int], logical_axes: Sequence[str], mesh_shape: Map
     The state is sharded on the first dim that divides: stack dims (layer, expert) first, and the other dims only for
     optimizers that work element by element. A leaf below 64 KiB, or with no such dim, keeps its state replicated.
     """
-    entries = [(_LOGICAL_TO_MESH[name],) if name in _LOGICAL_TO_MESH else () for name in logical_axes]
+    entries: list[tuple[str, ...]] = [(_LOGICAL_TO_MESH[name],) if name in _LOGICAL_TO_MESH else () for name in logical_axes]
     named = {axis for entry in entries for axis in entry}
     axes = tuple(axis for axis, size in mesh_shape.items() if axis not in named and size > 1)
     count = math.prod(mesh_shape[axis] for axis in axes)

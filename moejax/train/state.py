@@ -5,7 +5,7 @@ Float32 masters and moments are the truth; compute-dtype parameters are always d
 
 import zlib
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 from moejax.config import TrainConfig
 from moejax.nn import ParamSpec, Transformer, is_spec
 from moejax.ops.hashing import truncated_normal
-from moejax.optim import History, empty_history, init_moments, path_name
+from moejax.optim import empty_history, init_moments, path_name
 from moejax.parallel import rules, zero
 
 
@@ -31,9 +31,9 @@ class TrainState:
     master: dict
     moments: dict
     router: dict
-    history: History
-    step: jax.Array
-    updates: jax.Array
+    history: dict
+    step: Any
+    updates: Any
 
 
 class Layout(NamedTuple):

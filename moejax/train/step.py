@@ -61,7 +61,7 @@ def make_train_step(config: TrainConfig, mesh: Mesh) -> Step:
             is_applied, is_finite, history = decide(config.optim, state.history, metrics["train/loss"], norm)
             scale = zero.clip_scale(norm, config.optim.max_grad_norm)
             grads = jax.tree.map(lambda g: g * scale, grads)
-            lr = schedule(state.step + 1)
+            lr = jnp.asarray(schedule(state.step + 1), jnp.float32)
             stepped = adamw(config.optim, groups, grads, state.master, state.moments, lr=lr, updates=state.updates)
             router = _update_router(config, state.router, counts)
             keep = (state.master, state.moments), state.router
@@ -113,9 +113,10 @@ def _accumulate(config: TrainConfig, model: Transformer, params: dict, router: d
     def add(sums, indexed):
         grads, out = jax.grad(loss, has_aux=True)(params, *indexed)
         sums, peak = sums
-        demand = None if out.moe is None else out.moe.traffic.demand
         added = jax.tree.map(lambda total, new: total + new.astype(jnp.float32), sums, (grads, out))
-        return (added, demand if peak is None else jnp.maximum(peak, demand)), None
+        if out.moe is not None:
+            peak = jnp.maximum(peak, out.moe.traffic.demand)
+        return (added, peak), None
 
     first = jax.tree.map(lambda a: a[0], batch)
     shapes = params, jax.eval_shape(lambda: loss(params, 0, first)[1])
@@ -129,7 +130,7 @@ def _accumulate(config: TrainConfig, model: Transformer, params: dict, router: d
 def _total(config: TrainConfig, out: Output, num_labels: jax.Array, num_real: jax.Array) -> jax.Array:
     """This device's part of the loss to differentiate; parts add up over devices and microbatches."""
     total = (out.loss_sum + config.model.z_loss_weight * out.z_sum) / num_labels
-    if out.moe is None:
+    if config.model.moe is None or out.moe is None:
         return total
     c = config.model.moe.router
     return total + (c.balance_loss_weight * out.moe.balance_loss.sum() + c.z_loss_weight * out.moe.z_loss.sum()) / num_real

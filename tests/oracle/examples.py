@@ -19,11 +19,11 @@ def model_config(*, router: dict | None = None, moe: dict | None = None, attenti
 
 
 def train_config(
-    model: ModelConfig, *, dp=1, ep=1, microbatches=1, batch_size=16, seq_len=5, optim: dict | None = None, **other
+    model: ModelConfig, *, dp=1, ep=1, microbatches=1, batch_size=16, seq_len=5, optim: dict | None = None, name="test", **other
 ) -> TrainConfig:
     """A run of that model; the data settings are never opened."""
     return TrainConfig(
-        name="test",
+        name=name,
         steps=10,
         batch_size=batch_size,
         microbatches=microbatches,

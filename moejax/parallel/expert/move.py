@@ -19,7 +19,7 @@ from moejax_kernels.device import platform
 Transport = Literal["gather", "ragged"]
 
 
-def choose_transport(name: str) -> Transport:
+def choose_transport(name: Literal["auto"] | Transport) -> Transport:
     """The transport for the device that is being traced for; "auto" takes ragged, or gather on CPU.
 
     Raises:
