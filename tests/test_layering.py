@@ -147,7 +147,7 @@ ALLOWED = {
     "moejax/ops/__init__.py": '"""Ops."""\nfrom moejax.ops.norm import norm\n__all__ = ["norm"]',
     "moejax/ops/norm.py": "import jax\nfrom moejax.errors import ConfigError\nfrom moejax import config",
     "moejax/nn/block.py": "from flax import nnx\nfrom moejax.ops import norm\nimport moejax_kernels\nfrom moejax import __version__",
-    "moejax/train/loop.py": "import optax\nfrom moejax.eval import evaluate\nfrom moejax.train.step import make_train_step",
+    "moejax/train/loop.py": "import optax\nfrom moejax.checkpoint import save\nfrom moejax.train.step import make_train_step",
     "configs/small.py": "import math\nfrom moejax.config import TrainConfig",
     "kernels/moejax_kernels/sort/mosaic_sm90.py": "import jax\nfrom moejax_kernels.sort import api\ndef f():\n" + "    x = 1\n" * 140,
     "tests/test_x.py": "import optax\nfrom flax import nnx\nfrom moejax.cli.main import main",
