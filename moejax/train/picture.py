@@ -117,8 +117,8 @@ def _draw_load(figure: Figure, axes: Axes, logged: list[dict[str, Any]]) -> None
     axes.set_title(f"Expert load, last {len(recent)} logged steps")
     axes.set_xlabel("expert")
     axes.set_ylabel("MoE layer")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.grid(False)
 
 
