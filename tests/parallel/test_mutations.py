@@ -1,0 +1,114 @@
+"""With check_vma=False a missing reduction is no error, so each one is left out once, and a comparison with the oracle must notice."""
+
+import functools
+import importlib
+from unittest import mock
+
+import jax
+import numpy as np
+import pytest
+from jax import lax
+
+from moejax.testing import assert_scalar_close, assert_trees_close, named_leaves
+from moejax.train.step import put_batch
+from tests.oracle import Optimizer, flatten
+from tests.oracle.compare import compiled_step, oracle_of, start
+from tests.oracle.examples import batch, model_config, parameters, train_config
+from tests.oracle.losses import nest
+
+pytestmark = pytest.mark.slow
+
+MODEL = model_config(
+    num_layers=1,
+    moe={"capacity_factor": 0.9},
+    router={"balance_loss": "global", "balance_loss_weight": 1.0, "z_loss_weight": 0.1, "bias_update_rate": 0.01},
+)
+DATA = {"documents": True, "padding": True, "seed": 2}
+
+REDUCTIONS = [
+    # module, collective, which of the module's calls to it
+    ("moejax.parallel.zero", "psum_scatter", None),
+    ("moejax.parallel.zero", "psum", 0),  # gradients of small leaves
+    ("moejax.parallel.zero", "psum", 1),  # gradient norm
+    ("moejax.parallel.zero", "all_gather", None),
+    ("moejax.train.step", "psum", 0),  # labels and real tokens
+    ("moejax.train.step", "psum", 1),  # metrics and loads
+    ("moejax.train.step", "pmax", None),
+    ("moejax.nn.moe", "psum", None),
+    ("moejax.parallel.expert.plan", "all_gather", None),
+    ("moejax.parallel.expert.move", "all_gather", None),
+]
+
+
+def dropped(collective: str):
+    """What a rank sees when the collective does nothing: its own part, in the shape that it expects."""
+
+    def scatter(x, axes, *, scatter_dimension, tiled):
+        size = x.shape[scatter_dimension] // lax.axis_size(axes)
+        return lax.dynamic_slice_in_dim(x, lax.axis_index(axes) * size, size, scatter_dimension)
+
+    def gather(x, axes, *, axis=0, tiled=False):
+        copies = [x] * lax.axis_size(axes)
+        return jax.numpy.concatenate(copies, axis) if tiled else jax.numpy.stack(copies, axis)
+
+    return {"psum": lambda x, axes: x, "pmax": lambda x, axes: x, "psum_scatter": scatter, "all_gather": gather}[collective]
+
+
+class Lax:
+    """jax.lax, but for one collective."""
+
+    def __init__(self, collective: str, which: int | None):
+        self._collective, self._which, self.calls = collective, which, 0
+
+    def __getattr__(self, name):
+        real = getattr(lax, name)
+        return functools.partial(self._call, real) if name == self._collective else real
+
+    def _call(self, real, *args, **kwargs):
+        index, self.calls = self.calls, self.calls + 1
+        return dropped(self._collective)(*args, **kwargs) if self._which in (None, index) else real(*args, **kwargs)
+
+
+def compare_with_oracle(name: str) -> None:
+    """Two whole steps: losses, demand, gradient norm, bias and masters. A new name compiles anew."""
+    config = train_config(
+        MODEL, dp=2, ep=2, microbatches=2, name=name, optim={"eps": 1e-3, "lr": 0.05, "weight_decay": 0.0, "no_decay": ()}
+    )
+    params, bias = parameters(MODEL), np.zeros((1, 8))
+    optimizer = Optimizer(config.optim, config.steps, flatten(params))
+    mesh, step = compiled_step(config)
+    state = start(config, params)
+    for number in range(2):
+        data = batch(**DATA | {"seed": 2 + number})
+        truth = oracle_of(config, nest(optimizer.master, optimizer.master.values()), data, bias)
+        optimizer.apply(truth.gradients, truth.ce)
+        bias = bias + 0.01 * np.sign(truth.counts.mean(axis=1, keepdims=True) - truth.counts)
+        state, metrics = step(state, put_batch(data, config, mesh))
+        norm = np.sqrt(sum(np.sum(g**2) for g in truth.gradients.values()))
+        assert_scalar_close(metrics["optim/grad_norm"], norm, "float32", "gradient norm")
+        assert_scalar_close(metrics["train/loss"], truth.ce, "float32", "loss")
+        assert_scalar_close(metrics["moe/buffer_demand"], truth.demand, "float32", "demand")
+        np.testing.assert_allclose(state.router["bias"], bias, atol=1e-6)
+        assert_trees_close(named_leaves(state.master), optimizer.master, "float32", "masters")
+
+
+def test_the_comparison_passes_as_it_is():
+    compare_with_oracle("whole")
+
+
+@pytest.mark.parametrize(("module", "collective", "which"), REDUCTIONS, ids=lambda value: str(value).removeprefix("moejax."))
+def test_a_dropped_reduction_is_noticed(module, collective, which):
+    replacement = Lax(collective, which)
+    with mock.patch.object(importlib.import_module(module), "lax", replacement), pytest.raises(AssertionError):
+        compare_with_oracle(f"{module}-{collective}-{which}")
+    assert replacement.calls > (which or 0), "the reduction is no longer there: mend the list"
+
+
+def test_every_collective_of_the_step_is_in_the_list():
+    """Each module that names a collective is listed, so that a new one is mutated too."""
+    found = set()
+    for module in {name for name, _, _ in REDUCTIONS} | {"moejax.parallel.expert.layer", "moejax.nn.block", "moejax.nn.transformer"}:
+        with open(importlib.import_module(module).__file__) as file:
+            text = file.read()
+        found |= {(module, name) for name in ("psum", "pmax", "pmean", "psum_scatter", "all_gather") if f"lax.{name}(" in text}
+    assert found == {(module, name) for module, name, _ in REDUCTIONS}
