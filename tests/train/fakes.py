@@ -6,6 +6,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
@@ -80,7 +81,8 @@ def _make_step(bad_steps: tuple[int, ...], broken_weights_after: int | None):
         metrics |= {name: jnp.float32(value) for name, value in fixed.items()} | {"moe/expert_load": jnp.full((3, 8), 0.125)}
         return dataclasses.replace(state, params={"w": w}, master={"w": w}, step=step, updates=state.updates + is_finite), metrics
 
-    return jax.jit(train_step, donate_argnums=0)
+    chex.clear_trace_counter()  # it counts over the whole process; a run may trace its step once
+    return jax.jit(chex.assert_max_traces(train_step, n=1), donate_argnums=0)
 
 
 def _abstract(mesh) -> dict[str, Any]:
