@@ -169,3 +169,9 @@ def test_buffers_hold_the_worst_split():
             left -= size
         assert worst <= buffer_rows(rows, experts, tile)
         assert buffer_rows(rows, experts, tile) % tile == 0
+
+
+@every_implementation
+@pytest.mark.parametrize("sizes", [[8, 0, 8, 0], [0] * 6 + [32] + [0] * 11], ids=["every second empty", "one of eighteen"])
+def test_p05_weight_gradients_of_empty_groups_are_exactly_zero_at_odd_widths(sizes, implementation):
+    check(sizes, implementation, width=(32, 43))

@@ -55,6 +55,20 @@ def test_p35_global_loss_over_dp_is_that_of_the_concatenated_batch():
     assert balance_loss(config) == pytest.approx(concatenated.mean(), rel=2e-6)
 
 
+def test_p36_balance_loss_is_one_at_equal_scores_and_num_experts_over_top_k_when_all_crowd_and_rises_between():
+    """The router prefers experts 2 and 5 of 8 for every token, more and more; embeddings share one large component that it reads."""
+    params, values = parameters(MODEL), []
+    params["embed"]["w_embed"][:, 0] = 9.0
+    for strength in (0.0, 0.1, 0.3, 1.0, 20.0):
+        w_router = np.zeros_like(params["moe_blocks"]["moe"]["router"]["w_router"])
+        w_router[:, 0, [2, 5]] = strength
+        params["moe_blocks"]["moe"]["router"]["w_router"] = w_router
+        values.append(float(gradients(run(8, 1, 2), params, batch(**DATA)).metrics["moe/balance_loss"]))
+    assert values[0] == pytest.approx(1, rel=1e-6)
+    assert values[-1] == pytest.approx(8 / 2, rel=1e-4)
+    assert (np.diff(values) > 1e-2).all()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["local", "global", "instance"])
 @pytest.mark.parametrize("layout", [(1, 1, 1), (1, 1, 2), (2, 1, 1), (1, 2, 2), (2, 4, 1)], ids=str)

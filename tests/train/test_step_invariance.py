@@ -11,12 +11,10 @@ import numpy as np
 import pytest
 
 from moejax.config import TrainConfig
-from moejax.parallel import make_mesh
 from moejax.testing import assert_scalar_close, assert_trees_close, named_leaves
-from moejax.train.state import init_state
 from moejax.train.step import put_batch
 from tests.oracle import Optimizer, flatten
-from tests.oracle.compare import compiled_step, oracle_of, sharding_small_leaves, start
+from tests.oracle.compare import compiled_step, oracle_of, start
 from tests.oracle.examples import batch, model_config, parameters, train_config
 from tests.oracle.losses import nest
 
@@ -181,21 +179,3 @@ def test_p29_bias_moves_once_a_step_and_recomputed_tokens_count_once():
     steps, _, _, _ = truth(LAYOUTS["microbatches"])
     real = (data(0)["segment_ids"] != 0).sum()
     assert steps[0].counts.sum(axis=1).tolist() == [2 * real, 2 * real]
-
-
-@functools.lru_cache
-def initial(config: TrainConfig) -> dict[str, np.ndarray]:
-    with sharding_small_leaves():
-        return named_leaves(init_state(config, make_mesh(config.mesh)).params)
-
-
-@each_layout
-def test_same_seed_gives_the_same_initial_parameters(changed):
-    one, other = initial(ONE), initial(dataclasses.replace(LAYOUTS[changed], model=MODEL))
-    for name, value in one.items():
-        np.testing.assert_array_equal(other[name], value, err_msg=name)
-
-
-def test_another_seed_gives_other_initial_parameters():
-    one, other = initial(ONE), initial(dataclasses.replace(ONE, seed=1))
-    assert all((other[name] != value).any() for name, value in one.items() if not name.endswith("scale"))
