@@ -9,6 +9,7 @@ from moejax.config import ModelConfig, MoEConfig
 from moejax.nn.param import param
 from moejax.ops.routing import score
 from moejax.ops.swiglu import swiglu
+from moejax.parallel.expert import choose_kernel
 from moejax_kernels.grouped_matmul import grouped_matmul
 
 
@@ -29,7 +30,7 @@ class Experts(nnx.Module):
 
     def __init__(self, config: ModelConfig, moe: MoEConfig):
         count, dim, hidden, std = moe.num_experts, config.embed_dim, moe.expert_dim, config.init_std
-        self.implementation = moe.grouped_matmul
+        self.kernel = moe.grouped_matmul
         self.w_in = param(count, dim, 2, hidden, axes=("expert", "embed", "gate_up", "mlp"), std=std)
         self.w_out = param(count, hidden, dim, axes=("expert", "mlp", "embed"), std=std)
 
@@ -37,10 +38,11 @@ class Experts(nnx.Module):
         """Apply each expert to its rows, which lie in the tile-aligned layout. Reads x once for gate and up together."""
         w_in, w_out = self.w_in[...], self.w_out[...]
         count, dim, _, hidden = w_in.shape
-        gate_up = grouped_matmul(
-            rows, w_in.reshape(count, dim, 2 * hidden), group_sizes, tile=tile, implementation=self.implementation
-        ).reshape(-1, 2, hidden)
-        return grouped_matmul(swiglu(gate_up), w_out, group_sizes, tile=tile, implementation=self.implementation)
+        kernel = choose_kernel(self.kernel)
+        gate_up = grouped_matmul(rows, w_in.reshape(count, dim, 2 * hidden), group_sizes, tile=tile, implementation=kernel).reshape(
+            -1, 2, hidden
+        )
+        return grouped_matmul(swiglu(gate_up), w_out, group_sizes, tile=tile, implementation=kernel)
 
 
 class SharedExperts(nnx.Module):

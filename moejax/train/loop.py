@@ -19,7 +19,7 @@ from moejax.config.check import check
 from moejax.data import Dataset, Prefetch, open_data
 from moejax.errors import TrainingError
 from moejax.parallel import make_mesh
-from moejax.parallel.expert import choose_transport
+from moejax.parallel.expert import choose_kernel, choose_transport
 from moejax.train import flops
 from moejax.train.console import Screen, short
 from moejax.train.evaluate import evaluate, make_eval_step
@@ -32,7 +32,6 @@ from moejax.train.sinks import open_sinks, require_sinks
 from moejax.train.state import TrainState, abstract_state, durable, from_durable, init_state
 from moejax.train.step import Batch, make_train_step, put_batch
 from moejax.train.steps import FiniteGuard, Step, profiled, run_steps
-from moejax_kernels.grouped_matmul import choose_implementation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,7 +267,7 @@ def _describe(config: TrainConfig, mesh: Mesh, dataset: Dataset) -> list[str]:
 
 def _describe_experts(moe: MoEConfig, ranks: int) -> str:
     capacity = "dropless" if moe.capacity_factor is None else f"capacity factor {moe.capacity_factor:g}"
-    kernel, transport = choose_implementation(moe.grouped_matmul), choose_transport(moe.transport)
+    kernel, transport = choose_kernel(moe.grouped_matmul), choose_transport(moe.transport)
     place = f"{ranks} ranks" if ranks > 1 else "1 rank"
     return f"experts    {moe.num_experts} on {place}, {moe.top_k} for a token, {capacity}; {kernel} kernel, {transport} transport"
 

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from moejax.parallel.expert.move import Transport, combine, dispatch
+from moejax.parallel.expert.choice import Transport
+from moejax.parallel.expert.move import combine, dispatch
 from moejax.parallel.expert.plan import capacity, make_plan, plan_rows
 
 ExpertFn = Callable[[jax.Array, jax.Array], jax.Array]

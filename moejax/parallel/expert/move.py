@@ -5,31 +5,14 @@ equal rows; rows of a buffer that nobody writes are zero.
 """
 
 import functools
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from moejax.errors import ConfigError
+from moejax.parallel.expert.choice import Transport
 from moejax.parallel.expert.plan import Plan
-from moejax_kernels.device import platform
-
-Transport = Literal["gather", "ragged"]
-
-
-def choose_transport(name: Literal["auto"] | Transport) -> Transport:
-    """The transport for the device that is being traced for; "auto" takes ragged, or gather on CPU.
-
-    Raises:
-        ConfigError: for ragged on CPU, where XLA has no ragged all-to-all.
-    """
-    if name == "auto":
-        return "gather" if platform() == "cpu" else "ragged"
-    if name == "ragged" and platform() == "cpu":
-        raise ConfigError("model.moe.transport=ragged needs GPUs: XLA has no ragged all-to-all on CPU; use gather or auto")
-    return name
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))

@@ -1,0 +1,34 @@
+"""What a MoE layer runs with, chosen for the device that is being traced for and never by trial and error."""
+
+from typing import Literal
+
+from moejax.errors import ConfigError
+from moejax_kernels.device import platform
+from moejax_kernels.grouped_matmul import choose_implementation
+
+Transport = Literal["gather", "ragged"]
+
+
+def choose_transport(name: str) -> Transport:
+    """The transport behind model.moe.transport; "auto" takes ragged, or gather on CPU.
+
+    Raises:
+        ConfigError: for ragged on CPU, where XLA has no ragged all-to-all.
+    """
+    if name == "auto":
+        return "gather" if platform() == "cpu" else "ragged"
+    if name == "ragged" and platform() == "cpu":
+        raise ConfigError("model.moe.transport=ragged needs GPUs: XLA has no ragged all-to-all on CPU; use gather or auto")
+    return name
+
+
+def choose_kernel(name: str) -> str:
+    """The implementation of the grouped matmul behind model.moe.grouped_matmul.
+
+    Raises:
+        ConfigError: if it does not run on this device, or nothing but the slow definition does.
+    """
+    try:
+        return choose_implementation(name)
+    except NotImplementedError as error:
+        raise ConfigError(f"model.moe.grouped_matmul={name}: {error}") from error
