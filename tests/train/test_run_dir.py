@@ -11,14 +11,17 @@ import jax.numpy as jnp
 import pytest
 
 from moejax.checkpoint import Writer
-from moejax.config import TrainConfig, load_config, read_config
+from moejax.config import EvalConfig, TrainConfig, load_config, read_config
 from moejax.errors import CheckpointError
 from moejax.train.run_dir import begin, open_run, writing
 
 
 @pytest.fixture
 def config(tmp_path) -> TrainConfig:
-    return dataclasses.replace(load_config("quickstart"), run_dir=str(tmp_path / "run"))
+    base = load_config("quickstart")
+    optim = dataclasses.replace(base.optim, lr=3e-3)
+    fixed = {"steps": 400, "batch_size": 32, "seed": 0, "optim": optim, "eval": EvalConfig(every=200)}
+    return dataclasses.replace(base, run_dir=str(tmp_path / "run"), **fixed)
 
 
 def _start(config: TrainConfig, *, steps: tuple[int, ...] = ()) -> None:
