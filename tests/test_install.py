@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-SHORT_RUN = ["--steps", "3", "--optim.schedule.warmup-steps", "1", "--eval.every", "None", "--batch-size", "4", "--data.seq-len", "32"]
+SHORT_RUN = """--steps 3 --batch-size 4 --eval.every None --data.seq-len 32 --optim.schedule.warmup-steps 1
+    --model.num-layers 2 --model.embed-dim 32""".split()
 
 
 def run(*command, cwd: Path) -> str:
@@ -72,5 +73,5 @@ def test_installed_wheel_trains_from_an_empty_environment(jax, version, distribu
     assert "quickstart" in run(tools / "moejax", "--help", cwd=away)
     run(tools / "moejax", "train", "quickstart", *SHORT_RUN, cwd=away)
     assert (away / "runs/quickstart").is_dir()
-    text = run(tools / "moejax", "generate", "runs/quickstart", "--prompt", "ROMEO:", cwd=away)
+    text = run(tools / "moejax", "generate", "runs/quickstart", "--prompt", "ROMEO:", "--max-new-tokens", "8", cwd=away)
     assert "ROMEO:" in text

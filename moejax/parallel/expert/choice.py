@@ -9,7 +9,7 @@ from moejax_kernels.grouped_matmul import choose_implementation
 Transport = Literal["gather", "ragged"]
 
 
-def choose_transport(name: str) -> Transport:
+def choose_transport(name: Literal["auto", "gather", "ragged"]) -> Transport:
     """The transport behind model.moe.transport; "auto" takes ragged, or gather on CPU.
 
     Raises:
