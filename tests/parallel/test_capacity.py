@@ -22,7 +22,7 @@ RICH = model_config(
 """A dense block, two shared experts, sliding windows, tied embeddings; each rank takes 0.7 of an even load."""
 
 DATA = {"documents": True, "padding": True, "seed": 2}
-on_meshes = pytest.mark.parametrize("mesh", [(1, 2), (2, 4)], ids=mesh_id)
+on_meshes = pytest.mark.parametrize("mesh", [pytest.param((1, 2), marks=pytest.mark.slow), (2, 4)], ids=mesh_id)
 
 
 def run_on(mesh):
@@ -76,6 +76,6 @@ def test_p24_reported_drops_are_those_counted_from_the_router_logits(mesh):
 
 
 def test_which_routes_are_dropped_depends_on_the_mesh():
-    params, data = parameters(RICH), batch(**DATA)
-    losses = [float(gradients(run_on(mesh), params, data).metrics["train/loss"]) for mesh in ((1, 2), (2, 4))]
-    assert abs(losses[0] - losses[1]) > 1e-4
+    here, elsewhere = (oracle_of(run_on(mesh), parameters(RICH), batch(**DATA)).ce for mesh in ((2, 4), (1, 2)))
+    assert gradients(run_on((2, 4)), parameters(RICH), batch(**DATA)).metrics["train/loss"] == pytest.approx(here, rel=2e-6)
+    assert abs(here - elsewhere) > 1e-4
