@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-SHORT_RUN = """--steps 3 --batch-size 4 --eval.every None --data.seq-len 32 --optim.schedule.warmup-steps 1
-    --model.num-layers 2 --model.embed-dim 32""".split()
+SHORT_RUN = (
+    "--steps 3 --batch-size 4 --eval.every None --data.seq-len 32 --optim.schedule.warmup-steps 1 --model.num-layers 2 --model.embed-dim 32"
+)
 
 
 def run(*command, cwd: Path) -> str:
@@ -71,7 +72,7 @@ def test_installed_wheel_trains_from_an_empty_environment(jax, version, distribu
     assert str(ROOT) not in run(tools / "python", "-c", "import moejax, moejax_kernels as k; print(moejax.__file__, k.__file__)", cwd=away)
 
     assert "quickstart" in run(tools / "moejax", "--help", cwd=away)
-    run(tools / "moejax", "train", "quickstart", *SHORT_RUN, cwd=away)
+    run(tools / "moejax", "train", "quickstart", *SHORT_RUN.split(), cwd=away)
     assert (away / "runs/quickstart").is_dir()
     text = run(tools / "moejax", "generate", "runs/quickstart", "--prompt", "ROMEO:", "--max-new-tokens", "8", cwd=away)
     assert "ROMEO:" in text
