@@ -4,11 +4,13 @@ import os
 import subprocess
 import sys
 import tarfile
+import tomllib
 import venv
 import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
 SHORT_RUN = (
@@ -61,14 +63,23 @@ def test_source_archive_holds_what_its_tests_need(distributions):
     assert {"Makefile", "constraints.txt", "pyproject.toml", "LICENSE", "tests/test_install.py", "tools/find_python.sh"} < names
 
 
+def lowest_allowed() -> list[str]:
+    """Every dependency at its lower bound, such as jax==0.11.2."""
+    requirements = map(Requirement, tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"])
+    bounds = {r.name: bound.version for r in requirements for bound in r.specifier if bound.operator == ">="}
+    return [f"{name}=={version}" for name, version in bounds.items()]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("jax", "version"), [("jax==0.11.2", "0.11.2"), ("jax<0.13", "0.12.")], ids=["oldest jax", "newest jax"])
-def test_installed_wheel_trains_from_an_empty_environment(jax, version, distributions, tmp_path):
+@pytest.mark.parametrize(
+    ("dependencies", "jax_version"), [(lowest_allowed(), "0.11.2"), (["jax<0.13"], "0.12.")], ids=["oldest allowed", "newest allowed"]
+)
+def test_installed_wheel_trains_from_an_empty_environment(dependencies, jax_version, distributions, tmp_path):
     venv.create(tmp_path / "venv", with_pip=True)
     tools, away = tmp_path / "venv/bin", tmp_path / "away"
     away.mkdir()
-    run(tools / "python", "-m", "pip", "install", "-q", "--disable-pip-version-check", distributions[1], jax, cwd=away)
-    assert run(tools / "python", "-c", "import jax; print(jax.__version__)", cwd=away).startswith(version)
+    run(tools / "python", "-m", "pip", "install", "-q", "--disable-pip-version-check", distributions[1], *dependencies, cwd=away)
+    assert run(tools / "python", "-c", "import jax; print(jax.__version__)", cwd=away).startswith(jax_version)
     assert str(ROOT) not in run(tools / "python", "-c", "import moejax, moejax_kernels as k; print(moejax.__file__, k.__file__)", cwd=away)
 
     assert "quickstart" in run(tools / "moejax", "--help", cwd=away)
