@@ -17,7 +17,7 @@ from tests.oracle.layout import Layout
 from tests.oracle.losses import StepOracle, nest, step_oracle
 
 MIN_MARGIN = 1e-5
-"""Router scores closer than this might be ordered differently in float32 and float64; a case must not hold such a pair."""
+"""Router scores relatively closer than this might be ordered differently in float32 and float64; a case must not hold such a pair."""
 
 
 MESHES = ((1, 1), (2, 1), (1, 2), (2, 4), (1, 8))

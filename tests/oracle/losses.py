@@ -29,7 +29,7 @@ class StepOracle:
     demand: float
     """Rows asked for over capacity, of the most wanted rank in any layer and microbatch."""
     margin: float
-    """Smallest gap in any router between the last expert chosen and the first one left out."""
+    """Smallest relative gap in any router between the last expert chosen and the first one left out."""
     routes: list[Routes]
     logits: np.ndarray
     gradients: dict[str, np.ndarray]

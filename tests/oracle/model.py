@@ -93,7 +93,7 @@ def gating_scores(logits, gating):
 
 
 def choose_experts(logits, bias, moe: MoEConfig):
-    """Chosen experts int [BT, k] with ties to the lower index, and the smallest gap between the last chosen and the first left."""
+    """Chosen experts int [BT, k] with ties to the lower index, and the smallest relative gap between the last chosen and the first left."""
     tokens = logits.shape[0]
     if moe.router.assignment == "uniform":
         return np.arange(tokens * moe.top_k).reshape(tokens, moe.top_k) % moe.num_experts, math.inf
@@ -102,7 +102,11 @@ def choose_experts(logits, bias, moe: MoEConfig):
     value = value + bias
     order = np.argsort(-value, axis=-1, kind="stable")
     ranked = np.take_along_axis(value, order, axis=-1)
-    gap = math.inf if moe.top_k == moe.num_experts else float(np.min(ranked[:, moe.top_k - 1] - ranked[:, moe.top_k]))
+    if moe.top_k == moe.num_experts:
+        return order, math.inf
+    last, first = ranked[:, moe.top_k - 1], ranked[:, moe.top_k]
+    size = np.max(np.abs(value), axis=-1) if moe.router.gating == "topk_softmax" else np.maximum(np.abs(last), np.abs(first))
+    gap = float(np.min((last - first) / np.maximum(size, 1e-30)))
     return order[:, : moe.top_k], gap
 
 

@@ -180,3 +180,16 @@ def test_p29_bias_moves_once_a_step_and_recomputed_tokens_count_once():
     steps, _, _, _ = truth(LAYOUTS["microbatches"])
     real = (data(0)["segment_ids"] != 0).sum()
     assert steps[0].counts.sum(axis=1).tolist() == [2 * real, 2 * real]
+
+
+def test_a_step_without_a_finite_loss_changes_nothing_but_the_step_number():
+    params = parameters(MODEL)
+    params["head"]["norm"]["scale"][3] = np.inf
+    mesh, step = compiled_step(ONE)
+    before = jax.device_get(start(ONE, params))
+    after, metrics = step(start(ONE, params), put_batch(data(0), ONE, mesh))
+    assert not np.isfinite(metrics["train/loss"])
+    assert (metrics["optim/finite"], metrics["optim/skipped"]) == (0, 1)
+    for field in ("params", "master", "moments", "router", "history", "updates"):
+        jax.tree.map(np.testing.assert_array_equal, jax.device_get(getattr(after, field)), getattr(before, field))
+    assert (before.step, after.step) == (0, 1)
