@@ -66,7 +66,7 @@ class Dataset:
         if first < 0:
             raise ValueError(f"first={first} is negative; training sequences are counted from 0")
         epoch, index = np.divmod(np.arange(first, first + count), self.num_train_sequences)
-        key = mix(mix(np.full(count, self.seed % 2**64, np.uint64)) + epoch.astype(np.uint64))
+        key = mix(mix(np.full(count, self.seed, np.uint64)) + epoch.astype(np.uint64))
         return self._read(permute(index, self.num_train_sequences, key) * self.seq_len)
 
     def eval_batches(self, batch_size: int, max_sequences: int | None = None) -> Iterator[Batch]:

@@ -94,7 +94,7 @@ def test_other_processes_get_the_same_batches():
 
 
 def test_the_seed_changes_the_order_only(tmp_path):
-    orders = [count_up(tmp_path, seed=seed).sequences(0, 56)["tokens"][:, 0] for seed in (0, 1, 2**64 - 1, 2**70 + 5)]
+    orders = [count_up(tmp_path, seed=seed).sequences(0, 56)["tokens"][:, 0] for seed in (0, 1, 2**30 + 5, 2**31 - 1)]
     for one, other in itertools.combinations(orders, 2):
         assert not np.array_equal(one, other)
         assert sorted(one) == sorted(other)
