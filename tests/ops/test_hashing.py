@@ -64,6 +64,13 @@ def test_hashes_collide_no_more_often_than_random_words(words):
     assert collisions <= 8 + 2 * words.size**2 / 2**33
 
 
+def test_no_two_of_half_a_million_rows_are_alike():
+    """A state of 32 bits would make about 2^38 / 2^33 = 32 pairs of rows equal in all their columns."""
+    expert, row = jnp.arange(2**10)[:, None], jnp.arange(2**9, dtype=jnp.uint32)[None, :] * jnp.uint32(0x9E3779B1)
+    columns = np.stack(jax.jit(lambda: [hash_words([7, expert, row, column]) for column in (0, 1)])()).astype(np.uint64)
+    assert np.unique(columns[0] << np.uint64(32) | columns[1]).size == 2**19
+
+
 def test_order_and_number_of_words_matter():
     values = {int(hash_words(parts)) for parts in ([1, 2], [2, 1], [1, 2, 0], [0, 1, 2], [1], [1, 0], [0, 1])}
     assert len(values) == 7
