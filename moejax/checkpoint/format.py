@@ -1,7 +1,8 @@
 """What a checkpoint is on disk.
 
     checkpoints/200/arrays/         Orbax; one entry per array, named by its dotted path ("master.embed.w_embed")
-    checkpoints/200/MANIFEST.json   step, tokens seen, config, versions, arrays (shape, dtype), files (bytes, sha256)
+    checkpoints/200/MANIFEST.json   step, tokens seen, config, versions, arrays (shape, dtype), files (bytes, sha256);
+                                    sha256 of all that
     checkpoints/300.partial/        a save in progress, or one that was interrupted; never read
 
 A directory gets its final name by one rename after everything in it, the manifest last, has been written. So a name
@@ -10,6 +11,7 @@ without `.partial` means complete, and anything missing behind such a name is da
 
 import hashlib
 import importlib.metadata
+import json
 import os
 import platform
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +20,7 @@ from typing import Any
 
 import jax
 
-FORMAT = 1
+FORMAT = 2
 ARRAYS = "arrays"
 MANIFEST = "MANIFEST.json"
 PARTIAL = ".partial"
@@ -44,6 +46,12 @@ def describe_files(directory: Path) -> dict[str, dict[str, Any]]:
             str(path.relative_to(directory)): {"bytes": path.stat().st_size, "sha256": digest}
             for path, digest in zip(files, digests, strict=True)
         }
+
+
+def seal(fields: dict[str, Any]) -> dict[str, Any]:
+    """A manifest's fields with their SHA-256, taken over JSON that does not depend on order or white space."""
+    text = json.dumps(fields, sort_keys=True, separators=(",", ":"))
+    return fields | {"sha256": hashlib.sha256(text.encode()).hexdigest()}
 
 
 def versions() -> dict[str, str]:

@@ -15,14 +15,16 @@ def committed_steps(directory: Path) -> list[int]:
     """Steps of the complete checkpoints in a directory, oldest first; empty if the directory does not exist."""
     if not directory.is_dir():
         return []
-    return sorted(int(path.name) for path in directory.iterdir() if path.name.isdecimal())
+    return sorted(int(path.name) for path in directory.iterdir() if path.name.isdecimal() and path.is_dir())
 
 
 def read_manifest(directory: Path, step: int) -> dict[str, Any]:
     """Everything a checkpoint says about itself.
 
+    What passes the checksum is what was written, so its fields need no checks of their own.
+
     Raises:
-        CheckpointError: if it is missing, damaged, or of a newer format.
+        CheckpointError: if it is missing, damaged, or of another format.
     """
     path = directory / str(step)
     if not path.is_dir():
@@ -34,10 +36,15 @@ def read_manifest(directory: Path, step: int) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise _damaged(directory, step, f"{fmt.MANIFEST} is missing or not readable ({type(error).__name__})") from error
     if version != fmt.FORMAT:
+        versions = manifest.get("versions")
+        writer = versions.get("moejax", "unknown") if isinstance(versions, dict) else "unknown"
         raise CheckpointError(
-            f"checkpoint {path} has format {version}, this moejax reads format {fmt.FORMAT}; "
-            f"use the version that wrote it: moejax {manifest.get('versions', {}).get('moejax', 'unknown')}"
+            f"checkpoint {path} has format {version}, this moejax reads format {fmt.FORMAT}; use the version that wrote it: moejax {writer}"
         )
+    if manifest != fmt.seal({name: value for name, value in manifest.items() if name != "sha256"}):
+        raise _damaged(directory, step, f"{fmt.MANIFEST} has changed since it was written (its SHA-256 differs)")
+    if manifest["step"] != step:
+        raise _damaged(directory, step, f"{fmt.MANIFEST} is that of checkpoint {manifest['step']}")
     return manifest
 
 

@@ -83,7 +83,7 @@ class Writer:
         self._orbax.wait_until_finished()
         partial = self._directory / f"{step}{fmt.PARTIAL}"
         with (partial / fmt.MANIFEST).open("x") as file:
-            json.dump(manifest | {"files": fmt.describe_files(partial / fmt.ARRAYS)}, file, indent=1)
+            json.dump(fmt.seal(manifest | {"files": fmt.describe_files(partial / fmt.ARRAYS)}), file, indent=1)
             file.flush()
             os.fsync(file.fileno())
         partial.rename(self._directory / str(step))

@@ -17,6 +17,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from moejax.checkpoint import Writer, committed_steps, read_manifest, restore
+from moejax.checkpoint import format as fmt
 from moejax.errors import CheckpointError
 
 
@@ -56,6 +57,17 @@ def saved(tmp_path: Path) -> tuple[Path, dict]:
     writer.wait()
     writer.close()
     return tmp_path, tree
+
+
+@pytest.fixture
+def saved_manifest(tmp_path: Path) -> tuple[Path, dict]:
+    """A checkpoint 2 without arrays, and the fields of its manifest."""
+    listed = {"arrays": {"w": {"shape": [4], "dtype": "float32"}}, "files": {"w/0": {"bytes": 16, "sha256": "0" * 64}}}
+    about = {"format": fmt.FORMAT, "step": 2, "tokens_seen": 200, "config": {"name": "x"}, "versions": fmt.versions()}
+    (tmp_path / "2").mkdir()
+    (tmp_path / "2" / fmt.MANIFEST).write_text(json.dumps(fmt.seal(about | listed)))
+    assert read_manifest(tmp_path, 2) == fmt.seal(about | listed)
+    return tmp_path, fmt.seal(about | listed)
 
 
 @pytest.mark.parametrize(("dp", "ep", "spec"), [(2, 4, SPLIT), (1, 1, SPLIT), (8, 1, SPLIT), (1, 2, PartitionSpec(None, "ep"))])
@@ -144,8 +156,8 @@ def _flip(path: Path) -> None:
     path.write_bytes(data)
 
 
-def _edit_format(path: Path) -> None:
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 99}))
+def _edit(path: Path, **fields) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
 
 
 @pytest.mark.parametrize(
@@ -157,9 +169,13 @@ def _edit_format(path: Path) -> None:
         (lambda step: shutil.rmtree(step / "arrays"), "is missing"),
         (lambda step: (step / "MANIFEST.json").unlink(), "MANIFEST.json is missing or not readable"),
         (lambda step: _truncate(step / "MANIFEST.json"), "MANIFEST.json is missing or not readable"),
-        (lambda step: _edit_format(step / "MANIFEST.json"), "has format 99, this moejax reads format 1"),
+        (lambda step: _edit(step / "MANIFEST.json", format=99), "has format 99, this moejax reads format 2; .*: moejax [0-9]"),
+        (
+            lambda step: _edit(step / "MANIFEST.json", format=99, versions=3),
+            "has format 99, this moejax reads format 2; .*: moejax unknown",
+        ),
     ],
-    ids=["truncated", "flipped bit", "missing file", "missing arrays", "missing manifest", "truncated manifest", "newer format"],
+    ids=["truncated", "flipped bit", "missing file", "missing arrays", "missing manifest", "truncated manifest", "newer format", "other"],
 )
 def test_damage_is_refused_with_its_reason(saved, damage, message):
     directory, _ = saved
@@ -167,6 +183,54 @@ def test_damage_is_refused_with_its_reason(saved, damage, message):
     with pytest.raises(CheckpointError, match=message):
         restore(directory, 2, _abstract(_mesh(1, 1), SPLIT))
     jax.block_until_ready(restore(directory, 1, _abstract(_mesh(1, 1), SPLIT)))
+
+
+WRITTEN = ("step", "tokens_seen", "config", "versions", "arrays", "files")
+
+
+@pytest.mark.parametrize("wrong", [None, "x", 3, [], {}, {"a": {}}], ids=repr)
+@pytest.mark.parametrize("field", [*WRITTEN, "sha256"])
+def test_a_field_of_the_manifest_with_another_value_is_damage(saved_manifest, field, wrong):
+    directory, fields = saved_manifest
+    (directory / "2" / "MANIFEST.json").write_text(json.dumps(fields | {field: wrong}))
+    with pytest.raises(CheckpointError, match=r"checkpoint .*2 cannot be read: MANIFEST.json has changed since it was written"):
+        read_manifest(directory, 2)
+
+
+@pytest.mark.parametrize("field", [*WRITTEN, "sha256"])
+def test_a_field_that_the_manifest_lacks_is_damage(saved_manifest, field):
+    directory, fields = saved_manifest
+    (directory / "2" / "MANIFEST.json").write_text(json.dumps({name: value for name, value in fields.items() if name != field}))
+    with pytest.raises(CheckpointError, match=r"checkpoint .*2 cannot be read: MANIFEST.json has changed since it was written"):
+        read_manifest(directory, 2)
+
+
+@pytest.mark.parametrize("text", ["[]", "3", "{}", '"format"', "null"])
+def test_a_manifest_that_is_no_object_is_damage(saved_manifest, text):
+    directory, _ = saved_manifest
+    (directory / "2" / "MANIFEST.json").write_text(text)
+    with pytest.raises(CheckpointError, match=r"cannot be read: MANIFEST.json is missing or not readable"):
+        read_manifest(directory, 2)
+
+
+def test_a_digit_that_flips_in_the_manifest_is_damage(saved_manifest):
+    directory, _ = saved_manifest
+    path = directory / "2" / "MANIFEST.json"
+    path.write_text(path.read_text().replace('"tokens_seen": 200', '"tokens_seen": 300'))
+    with pytest.raises(CheckpointError, match=r"MANIFEST.json has changed since it was written \(its SHA-256 differs\)"):
+        read_manifest(directory, 2)
+
+
+def test_a_checkpoint_under_another_number_is_refused(saved_manifest):
+    directory, _ = saved_manifest
+    (directory / "2").rename(directory / "7")
+    with pytest.raises(CheckpointError, match=r"checkpoint .*7 cannot be read: MANIFEST.json is that of checkpoint 2"):
+        read_manifest(directory, 7)
+
+
+def test_a_file_is_no_checkpoint(saved_manifest):
+    (saved_manifest[0] / "9").write_text("")
+    assert committed_steps(saved_manifest[0]) == [2]
 
 
 def test_damage_names_the_older_checkpoint_as_the_way_out(saved):
