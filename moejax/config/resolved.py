@@ -53,7 +53,9 @@ def read_config(run_dir: Path) -> TrainConfig:
     if not path.is_file():
         raise ConfigError(f"{path} does not exist, so {run_dir} is not a run directory; give the directory that training wrote")
     try:
-        return from_json(path.read_text())
+        return from_json(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: the saved config is not UTF-8 text (byte {error.start}); restore it from a copy") from error
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
 

@@ -85,11 +85,11 @@ def as_line(record: dict[str, Any]) -> str:
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
-    """All whole records of a metrics file; a last line cut short by a crash is left out."""
+    """All whole records of a metrics file; a last line cut short by a crash is left out, and so are lines that are no records."""
     if not path.exists():
         return []
-    lines = path.read_text().split("\n")[:-1]
-    return [json.loads(line) for line in lines]
+    records = map(_record, path.read_bytes().split(b"\n")[:-1])
+    return [record for record in records if record is not None]
 
 
 def drop_after(path: Path, step: int) -> None:
@@ -98,6 +98,16 @@ def drop_after(path: Path, step: int) -> None:
     replacement = path.with_suffix(".new")
     replacement.write_text("".join(map(as_line, kept)))
     replacement.replace(path)
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    """None for a line that a disk or an editor has damaged: measurements are not worth stopping a run for."""
+    try:
+        record = json.loads(line.decode())
+    except ValueError:
+        return None
+    is_record = isinstance(record, dict) and isinstance(record.get("kind"), str) and isinstance(record.get("step"), int)
+    return record if is_record else None
 
 
 def _number(value: Any) -> float | int | None:

@@ -97,6 +97,12 @@ def test_damaged_file_is_refused(tmp_path: Path, text: str, message: str) -> Non
         read_config(tmp_path)
 
 
+def test_file_that_is_not_utf_8_is_refused(tmp_path: Path) -> None:
+    (tmp_path / CONFIG_FILE).write_bytes(to_json(BASE).encode() + b"\xff")
+    with pytest.raises(ConfigError, match=r"config\.json: the saved config is not UTF-8 text .*; restore it from a copy"):
+        read_config(tmp_path)
+
+
 def test_config_is_read_from_a_run_directory(tmp_path: Path) -> None:
     (tmp_path / CONFIG_FILE).write_text(to_json(BASE))
     assert read_config(tmp_path) == BASE

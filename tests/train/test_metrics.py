@@ -51,6 +51,19 @@ def test_records_after_the_step_are_dropped_with_a_line_cut_short(tmp_path):
     assert read_records(path) == []
 
 
+@pytest.mark.parametrize(
+    "line", [b"{", b"\xff\xfe", b"", b"[]", b"3", b'{"kind": "train"}', b'{"kind": "train", "step": "2"}', b'{"step": 2}']
+)
+def test_a_damaged_line_is_skipped_and_dropped(tmp_path, line):
+    path = tmp_path / "metrics.jsonl"
+    kept = [{"kind": "train", "step": 1}, {"kind": "train", "step": 2}]
+    first, second = (as_line(record).encode() for record in kept)
+    path.write_bytes(first + line + b"\n" + second)
+    assert read_records(path) == kept
+    drop_after(path, 2)
+    assert path.read_bytes() == first + second
+
+
 def test_a_file_that_does_not_exist_has_no_records(tmp_path):
     assert read_records(tmp_path / "metrics.jsonl") == []
     drop_after(tmp_path / "metrics.jsonl", 0)
