@@ -19,6 +19,7 @@ from jaxtyping import Int32, Integer
 from moejax.errors import DataError
 
 _MAGIC = b"\x93NUMPY"
+_ZIP_MAGIC = b"PK\x03\x04"
 _BLOCK = 1 << 16
 # Up to this many tokens are all checked when the files are opened; of more, evenly spaced blocks.
 _CHECKED_AT_OPEN = 1 << 24
@@ -36,6 +37,10 @@ class TokenFile:
     dtype: np.dtype
     offset_bytes: int
     num_tokens: int
+
+    @property
+    def is_headerless(self) -> bool:
+        return self.offset_bytes == 0
 
     def map(self) -> mmap.mmap:
         with self.path.open("rb") as stream:
@@ -97,7 +102,7 @@ def open_token_files(paths: Sequence[str], headerless_dtype: str, vocab_size: in
     Raises:
         DataError: if a file is missing, empty, misshapen or holds ids outside the vocabulary.
     """
-    files = tuple(_inspect(f"data.paths[{i}]={path}", Path(path).expanduser(), np.dtype(headerless_dtype)) for i, path in enumerate(paths))
+    files = tuple(_inspect(f"data.paths[{i}]={path}", path, np.dtype(headerless_dtype)) for i, path in enumerate(paths))
     stride = math.ceil(sum(file.num_tokens for file in files) / _CHECKED_AT_OPEN) * _BLOCK
     for file in files:
         mapped = file.map()
@@ -106,18 +111,25 @@ def open_token_files(paths: Sequence[str], headerless_dtype: str, vocab_size: in
     return TokenFiles(files, vocab_size)
 
 
-def _inspect(setting: str, path: Path, headerless_dtype: np.dtype) -> TokenFile:
-    if not path.is_file():
-        what = "is a folder; name the files in it" if path.is_dir() else "does not exist; correct the path"
-        raise DataError(f"{setting} {what}")
+def _inspect(setting: str, text: str, headerless_dtype: np.dtype) -> TokenFile:
+    if not text:
+        raise DataError(f"{setting} is an empty path; name a token file or leave it out")
     try:
+        path = Path(text).expanduser()
+        if not path.is_file():
+            what = "is a folder; name the files in it" if path.is_dir() else "does not exist; correct the path"
+            raise DataError(f"{setting} {what}")
         with path.open("rb") as stream:
             magic = stream.read(len(_MAGIC))
         if not magic:
             raise DataError(f"{setting} is empty (0 bytes); leave it out or write it again")
+        if magic.startswith(_ZIP_MAGIC):
+            raise DataError(f"{setting} is a .npz or another zip archive; write each array in it to a file of its own with numpy.save")
         return _inspect_npy(setting, path) if magic == _MAGIC else _inspect_headerless(setting, path, headerless_dtype)
     except OSError as error:
-        raise DataError(f"{setting} cannot be read ({error.strerror}); make it readable or leave it out") from error
+        raise DataError(f"{setting} cannot be read ({error.strerror}); make it readable, correct the path or leave it out") from error
+    except RuntimeError as error:  # from expanduser
+        raise DataError(f"{setting} begins with the home of a user that does not exist here; write the whole path") from error
 
 
 def _inspect_npy(setting: str, path: Path) -> TokenFile:
@@ -155,8 +167,9 @@ def _check_ids(file: TokenFile, start: int, ids: Integer[np.ndarray, " T"], voca
     if ids.min() >= 0 and ids.max() < vocab_size:
         return
     wrong = int(np.argmax((ids < 0) | (ids >= vocab_size)))
+    other = "set data.token_dtype to the type the file was written with" if file.is_headerless else "write the file again with other ids"
     raise DataError(
         f"{file.setting} holds id {ids[wrong]} at token {start + wrong} (read as {file.dtype}), "
         f"but model.vocab_size={vocab_size} allows 0..{vocab_size - 1}; "
-        "raise model.vocab_size, or set data.token_dtype to the type a file without a header was written with"
+        f"raise model.vocab_size, or {other}"
     )

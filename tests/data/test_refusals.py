@@ -31,6 +31,28 @@ def test_folder(tmp_path):
     assert refusal(tiny_config(source="files", paths=(str(tmp_path),))) == f"data.paths[0]={tmp_path} is a folder; name the files in it"
 
 
+@pytest.mark.parametrize(
+    ("path", "rest"),
+    [
+        ("", "is an empty path; name a token file or leave it out"),
+        ("~nouser/x", "begins with the home of a user that does not exist here; write the whole path"),
+        ("x" * 300, "cannot be read (File name too long); make it readable, correct the path or leave it out"),
+    ],
+    ids=["empty", "unknown user", "too long"],
+)
+def test_path_that_cannot_be_one(path, rest):
+    assert refusal(tiny_config(source="files", paths=(path,))) == f"data.paths[0]={path} {rest}"
+
+
+@pytest.mark.parametrize("name", ["a.npz", "a.npy", "a.bin"])
+def test_zip_archive(tmp_path, name):
+    with (tmp_path / name).open("wb") as stream:
+        np.savez(stream, ids=np.zeros(100, np.uint16))
+    assert refusal(tiny_config(source="files", paths=(str(tmp_path / name),))) == (
+        f"data.paths[0]={tmp_path / name} is a .npz or another zip archive; write each array in it to a file of its own with numpy.save"
+    )
+
+
 def test_empty_file(tmp_path):
     path = tmp_path / "a.npy"
     assert refusal(headerless(path, b"")) == f"data.paths[0]={path} is empty (0 bytes); leave it out or write it again"
@@ -98,10 +120,18 @@ def test_id_outside_the_vocabulary(tmp_path, dtype):
     ids[321] = 100
     assert refusal(files_config(tmp_path, np.zeros(5, dtype), ids, vocab_size=100)) == (
         f"data.paths[1]={tmp_path}/part1.npy holds id 100 at token 321 (read as {dtype}), but model.vocab_size=100 allows 0..99; "
-        "raise model.vocab_size, or set data.token_dtype to the type a file without a header was written with"
+        "raise model.vocab_size, or write the file again with other ids"
     )
     ids[321] = 99
     open_data(files_config(tmp_path, ids, vocab_size=100, seq_len=8))
+
+
+def test_id_outside_the_vocabulary_of_a_headerless_file(tmp_path):
+    path = tmp_path / "a.npy"
+    assert refusal(headerless(path, np.arange(0, 400, 4, np.uint16).tobytes())) == (
+        f"data.paths[0]={path} holds id 300 at token 75 (read as uint16), but model.vocab_size=300 allows 0..299; "
+        "raise model.vocab_size, or set data.token_dtype to the type the file was written with"
+    )
 
 
 def test_negative_and_huge_ids(tmp_path):
