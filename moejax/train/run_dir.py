@@ -21,7 +21,12 @@ from moejax.train.metrics import METRICS_FILE, drop_after
 _LOCK = "lock"
 _NEW_CONFIG = f"{CONFIG_FILE}.new"
 # How a run is carried out rather than what it computes. They may change from one process of a run to the next.
-_EXECUTION = ("mesh.", "microbatches", "steps", "log.", "checkpoint.", "eval.", "profile", "resume", "run_dir", "model.recompute")
+_EXECUTION_GROUPS = ("mesh.", "log.", "checkpoint.", "eval.")
+_EXECUTION = (
+    *("microbatches", "steps", "profile", "resume", "run_dir"),
+    *("model.recompute", "model.moe.grouped_matmul", "model.moe.transport"),
+)
+_HIDDEN = ("resume", "run_dir")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,16 +57,19 @@ class Run:
 def open_run(config: TrainConfig) -> Generator[Run]:
     """Find out what the run directory allows, and hold it against other processes. Changes nothing in it but the lock.
 
+    A directory that did not exist before goes away again unless something begins there.
+
     Raises:
         CheckpointError: if it belongs to something else, to another config, to a running process, or cannot be read.
     """
     path = run_path(config)
-    if path.exists() and not path.is_dir():
-        raise CheckpointError(f"run directory {path} is a file; remove it or give another --run-dir")
-    if not (path / CONFIG_FILE).exists() and _foreign(path):
-        raise CheckpointError(
-            f"run directory {path} is not empty ({_foreign(path)[0]}, ...) and holds no run; give an empty or new --run-dir"
-        )
+    with writing(path):
+        if path.exists() and not path.is_dir():
+            raise CheckpointError(f"run directory {path} is a file; remove it or give another --run-dir")
+        if not (path / CONFIG_FILE).exists() and _foreign(path):
+            raise CheckpointError(
+                f"run directory {path} is not empty ({_foreign(path)[0]}, ...) and holds no run; give an empty or new --run-dir"
+            )
     with _locked(path):
         yield _examine(config, path)
 
@@ -87,7 +95,17 @@ def writing(path: Path) -> Generator[None]:
 
 
 def run_path(config: TrainConfig) -> Path:
-    return Path("runs") / config.name if config.run_dir is None else Path(config.run_dir).expanduser()
+    """Where a config's run lives.
+
+    Raises:
+        CheckpointError: if run_dir begins with the home of an unknown user.
+    """
+    try:
+        return Path("runs") / config.name if config.run_dir is None else Path(config.run_dir).expanduser()
+    except RuntimeError as error:
+        raise CheckpointError(
+            f"run_dir={config.run_dir} begins with the home of a user that does not exist here; write the whole path"
+        ) from error
 
 
 def _foreign(path: Path) -> list[str]:
@@ -120,32 +138,53 @@ def _examine(config: TrainConfig, path: Path) -> Run:
 def _compare(config: TrainConfig, path: Path, newest: str) -> list[str]:
     """Say what is different from the run's last settings; refuse what would make it another run."""
     changed = differences(read_config(path), config)
-    essential = [line for line in changed if not line.startswith(_EXECUTION)]
+    names = [line.partition(":")[0] for line in changed]
+    essential = [line for line, name in zip(changed, names, strict=True) if not _is_execution(name)]
     if essential and config.resume != "changed":
         listing = "".join(f"\n  {line}" for line in essential)
         raise CheckpointError(
             f"run directory {path} holds a run of another config ({newest}); settings that differ (there -> here):{listing}\n"
             "give a new --run-dir to start another run, --resume changed to continue this one with the new settings, or set them back"
         )
-    hidden = ("resume", "run_dir")
-    shown = [line for line in changed if not line.startswith(hidden)]
-    return [f"changed since the last start: {line}" for line in shown]
+    return [f"changed since the last start: {line}" for line, name in zip(changed, names, strict=True) if name not in _HIDDEN]
+
+
+def _is_execution(name: str) -> bool:
+    return name in _EXECUTION or name.startswith(_EXECUTION_GROUPS)
 
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Generator[None]:
     """Hold the directory. The operating system lets go of the lock when a process ends in any way, so none is ever stale."""
+    lock = path / _LOCK
     with writing(path):
+        is_new = not path.exists()
         path.mkdir(parents=True, exist_ok=True)
-        file = (path / _LOCK).open("a+b", buffering=0)
+        file = lock.open("a+b", buffering=0)
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             file.seek(0)
-            holder = file.read().decode().strip() or "another process"
+            holder = file.read().decode(errors="replace").strip() or "another process"
             raise CheckpointError(f"run directory {path} is in use by {holder}; stop that one first, or give another --run-dir") from error
+        if not _is_in_place(lock, file.fileno()):
+            raise CheckpointError(f"run directory {path} was just removed by a start that was refused; start the same command again")
         with writing(path):
             file.truncate(0)
             file.write(f"process {os.getpid()} on {platform.node()}\n".encode())
-        yield
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):  # such as another process that has come to use the directory
+                if is_new and [entry.name for entry in path.iterdir()] == [_LOCK]:
+                    lock.unlink()
+                    path.rmdir()
+
+
+def _is_in_place(lock: Path, descriptor: int) -> bool:
+    """Whether an open lock is still the one that other processes will find."""
+    try:
+        return os.path.samestat(lock.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False

@@ -13,7 +13,7 @@ import pytest
 from moejax.checkpoint import Writer
 from moejax.config import EvalConfig, TrainConfig, load_config, read_config
 from moejax.errors import CheckpointError
-from moejax.train.run_dir import begin, open_run, writing
+from moejax.train.run_dir import _is_execution, begin, open_run, writing
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_execution_settings_may_change_and_are_announced(config):
         steps=999,
         microbatches=2,
         mesh=_replace(config.mesh, ep=4),
-        model=_replace(config.model, recompute="block"),
+        model=_replace(config.model, recompute="block", moe=_replace(config.model.moe, grouped_matmul="reference", transport="gather")),
         eval=_replace(config.eval, every=7),
     )
     with open_run(changed) as run:
@@ -80,8 +80,64 @@ def test_execution_settings_may_change_and_are_announced(config):
             "changed since the last start: microbatches: 1 -> 2",
             "changed since the last start: mesh.ep: 1 -> 4",
             "changed since the last start: model.recompute: none -> block",
+            "changed since the last start: model.moe.grouped_matmul: auto -> reference",
+            "changed since the last start: model.moe.transport: auto -> gather",
             "changed since the last start: eval.every: 200 -> 7",
         }
+
+
+def test_a_setting_is_an_execution_setting_by_its_whole_name():
+    assert _is_execution("steps")
+    assert _is_execution("mesh.ep")
+    assert not _is_execution("steps_per_epoch")
+    assert not _is_execution("model.recompute_policy")
+    assert not _is_execution("mesh")
+
+
+def test_a_start_that_is_refused_leaves_no_new_directory(config, tmp_path):
+    with pytest.raises(KeyError), open_run(config):
+        raise KeyError
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_start_that_is_refused_leaves_a_directory_that_was_there(config, tmp_path):
+    (tmp_path / "run").mkdir()
+    with pytest.raises(KeyError), open_run(config):
+        raise KeyError
+    assert (tmp_path / "run" / "lock").exists()
+
+
+def test_a_start_that_is_refused_leaves_what_others_put_there(config, tmp_path):
+    with open_run(config):
+        (tmp_path / "run" / "notes").write_text("mine")
+    assert (tmp_path / "run" / "notes").exists()
+
+
+def test_a_lock_that_was_removed_before_it_was_taken_holds_nothing(config, tmp_path, monkeypatch):
+    def remove(file, operation):
+        (tmp_path / "run" / "lock").unlink()
+        (tmp_path / "run").rmdir()
+
+    monkeypatch.setattr("fcntl.flock", remove)
+    with (
+        pytest.raises(CheckpointError, match="was just removed by a start that was refused; start the same command again"),
+        open_run(config),
+    ):
+        pass
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("run_dir", "message"),
+    [
+        ("~nouser/x", "^run_dir=~nouser/x begins with the home of a user that does not exist here; write the whole path$"),
+        ("x" * 300, r"x cannot be written \(File name too long\); .* or give another --run-dir$"),
+    ],
+    ids=["unknown user", "too long"],
+)
+def test_a_run_directory_that_cannot_be_one_is_refused(config, run_dir, message):
+    with pytest.raises(CheckpointError, match=message), open_run(_replace(config, run_dir=run_dir)):
+        pass
 
 
 def test_another_config_is_refused_with_what_differs_and_the_ways_out(config):
