@@ -215,13 +215,18 @@ class TrainConfig:
             f"name={self.name!r} is not a directory name; use letters, digits, - and _",
         )
         at_least("steps", self.steps, 1)
+        check(self.steps < 2**31, f"steps={self.steps} is not below 2**31, what a device counts in 32 bits; use 2147483647 at most")
         at_least("batch_size", self.batch_size, 1)
         at_least("microbatches", self.microbatches, 1)
         check(
             0 <= self.seed < 2**31,
-            f"seed={self.seed} is not in [0, 2**31), what a device counts in 32 bits; choose a seed below 2147483648",
+            f"seed={self.seed} is not in [0, 2**31), what a device counts in 32 bits; choose a seed from 0 to 2147483647",
         )
         one_of("resume", self.resume, ("auto", "changed", "never"))
+        if self.model.moe is not None:
+            divides("mesh.ep", self.mesh.ep, "model.moe.num_experts", self.model.moe.num_experts)
+        else:
+            check(self.mesh.ep == 1, f"mesh.ep={self.mesh.ep} splits experts, but the model has none; use mesh.dp")
         parts = self.microbatches * self.mesh.num_devices
         check(
             self.batch_size % parts == 0,
@@ -234,10 +239,6 @@ class TrainConfig:
                 f"eval.batch_size={self.eval.batch_size} does not split over mesh.dp={self.mesh.dp} x mesh.ep={self.mesh.ep}; "
                 f"use a multiple of {self.mesh.num_devices}",
             )
-        if self.model.moe is not None:
-            divides("mesh.ep", self.mesh.ep, "model.moe.num_experts", self.model.moe.num_experts)
-        else:
-            check(self.mesh.ep == 1, f"mesh.ep={self.mesh.ep} splits experts, but the model has none; use mesh.dp")
         check(
             self.eval.every is None or self.data.eval_fraction > 0,
             f"eval.every={self.eval.every} has no text to evaluate on with data.eval_fraction=0; "

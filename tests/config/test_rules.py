@@ -53,7 +53,9 @@ ATTENTION = [
 ]
 
 EXPERTS = [
-    negative("model.moe.router.normalize", "is not a p-norm; use a number > 0 (1.0 is the usual one) or None"),
+    negative(
+        "model.moe.router.normalize", "is not in [1, 16], where a p-norm and its gradient stay finite; 1.0 is usual, None switches it off"
+    ),
     negative("model.moe.router.z_loss_weight", "is negative; a penalty weight is >= 0"),
     negative("model.moe.router.bias_update_rate", "is not positive; use None to switch the bias off"),
     (
@@ -159,7 +161,9 @@ RUN = [
     below("steps", 0, 1),
     below("batch_size", 0, 1),
     below("microbatches", 0, 1),
-    ({"seed": 2**31}, "seed=2147483648 is not in [0, 2**31), what a device counts in 32 bits; choose a seed below 2147483648"),
+    ({"steps": 2**31}, "steps=2147483648 is not below 2**31, what a device counts in 32 bits; use 2147483647 at most"),
+    ({"seed": 2**31}, "seed=2147483648 is not in [0, 2**31), what a device counts in 32 bits; choose a seed from 0 to 2147483647"),
+    ({"seed": -1}, "seed=-1 is not in [0, 2**31), what a device counts in 32 bits; choose a seed from 0 to 2147483647"),
     (
         {"batch_size": 10, "mesh.dp": 2, "microbatches": 2},
         "batch_size=10 does not split evenly into microbatches=2 x mesh.dp=2 x mesh.ep=1 = 4 parts; use a multiple of 4, such as 12",
@@ -169,7 +173,7 @@ RUN = [
         "eval.batch_size=6 does not split over mesh.dp=2 x mesh.ep=2; use a multiple of 4",
     ),
     (
-        {"mesh.ep": 16, "batch_size": 16},
+        {"mesh.ep": 16},
         "mesh.ep=16 does not divide model.moe.num_experts=8; choose a divisor of 8 or change model.moe.num_experts",
     ),
     (
