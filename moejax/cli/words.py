@@ -2,6 +2,7 @@
 
 import ast
 import difflib
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -28,7 +29,7 @@ def split_subject(words: Sequence[str], kind: str, example: str) -> tuple[str, l
 
 def find_run(name_or_path: str) -> Path:
     """Return the run directory that a path or a name below runs/ stands for."""
-    for path in (Path(name_or_path).expanduser(), RUNS / name_or_path):
+    for path in (Path(os.path.expanduser(name_or_path)), RUNS / name_or_path):
         if (path / CONFIG_FILE).is_file():
             return path
     known = sorted(path.parent.name for path in RUNS.glob(f"*/{CONFIG_FILE}"))

@@ -1,6 +1,7 @@
 """A config by path or by name: a Python file with `def config() -> TrainConfig`."""
 
 import difflib
+import os
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -42,7 +43,7 @@ def find_config(name_or_path: str | Path) -> Path:
     """Return the file that a path or name stands for."""
     text = str(name_or_path)
     if "/" in text or "\\" in text or text.endswith(".py"):
-        path = Path(text).expanduser()
+        path = Path(os.path.expanduser(text))  # the text itself where there is no such home
         if path.is_file():
             return path
         beside = [str(other) for other in sorted(path.parent.glob("*.py"))]

@@ -73,8 +73,9 @@ class RouterConfig:
         one_of("model.moe.router.balance_loss", self.balance_loss, ("none", "local", "instance", "global"))
         if self.normalize is not None:
             check(
-                self.normalize > 0,
-                f"model.moe.router.normalize={self.normalize} is not a p-norm; use a number > 0 (1.0 is the usual one) or None",
+                1 <= self.normalize <= 16,
+                f"model.moe.router.normalize={self.normalize} is not in [1, 16], where a p-norm and its gradient stay finite; "
+                "1.0 is usual, None switches it off",
             )
         for name in ("balance_loss_weight", "z_loss_weight"):
             value = getattr(self, name)

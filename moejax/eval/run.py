@@ -22,9 +22,11 @@ def run_eval(run_dir: Path, *, step: int | None, mesh: MeshConfig, eval: EvalCon
         ConfigError: if the batch does not split over the mesh.
     """
     trained = read_config(run_dir)
-    size = (eval.batch_size or trained.microbatch_size) // mesh.num_devices * mesh.num_devices or mesh.num_devices
-    config = dataclasses.replace(trained, mesh=mesh, batch_size=size, microbatches=1, eval=dataclasses.replace(eval, batch_size=size))
+    size = eval.batch_size or -(-trained.microbatch_size // mesh.num_devices) * mesh.num_devices
+    settings = dataclasses.replace(eval, batch_size=size)
+    config = dataclasses.replace(trained, mesh=mesh, batch_size=mesh.num_devices, microbatches=1, eval=settings)
     devices = make_mesh(mesh)
     params, router, step = restore_parameters(config, devices, run_dir, step)
     results = evaluate(config, devices, make_eval_step(config, devices), params, router, open_data(config))
+    assert results is not None, "nothing stops it"
     return {"step": step} | results

@@ -61,9 +61,11 @@ def draw(key: jax.Array, logits: Float[Array, "B V"], *, temperature: float, top
     if temperature == 0:
         return jnp.argmax(logits, axis=-1).astype(jnp.int32)
     logits = logits / temperature
+    if top_p == 1:
+        return jax.random.categorical(key, logits, axis=-1).astype(jnp.int32)
     falling = jnp.sort(logits, axis=-1, descending=True)
     share = jax.nn.softmax(falling, axis=-1)
-    is_inside = jnp.cumsum(share, axis=-1) - share < top_p
+    is_inside = (jnp.cumsum(share, axis=-1) - share < top_p).at[:, 0].set(True)
     least = jnp.min(jnp.where(is_inside, falling, jnp.inf), axis=-1, keepdims=True)
     return jax.random.categorical(key, jnp.where(logits >= least, logits, -jnp.inf), axis=-1).astype(jnp.int32)
 

@@ -9,6 +9,7 @@ from jaxtyping import Array, Float, Int
 
 from moejax.ops.hashing import uniform
 
+_SMALLEST_NORM = 1e-20  # of a token's weights; a bias can choose experts whose softmax score underflows to zero
 _SIGMOID_FLOOR = 1e-7  # keeps the p-norm of sigmoid scores away from zero
 
 
@@ -69,16 +70,18 @@ def route(
 def rescale(weights: Float[Array, "BT A"], *, normalize: float | None, restore_scale: bool, scale: float) -> Float[Array, "BT A"]:
     """Divide by the p-norm over a token's experts (p = normalize), then multiply by top_k if restore_scale, then by scale."""
     if normalize is not None:
-        # The root of a power would give NaN gradients at zero; weights are positive scores, and p = 1 needs neither.
-        total = weights.sum(-1, keepdims=True) if normalize == 1 else (weights**normalize).sum(-1, keepdims=True) ** (1 / normalize)
-        weights = weights / total
+        # Powers of numbers <= 1 cannot overflow. The norm is homogeneous, so a constant factor changes no gradient.
+        largest = lax.stop_gradient(jnp.maximum(weights.max(axis=-1, keepdims=True), _SMALLEST_NORM))
+        powers = ((weights / largest) ** normalize).sum(axis=-1, keepdims=True)
+        norm = largest * jnp.where(powers < 1, 1.0, powers) ** (1 / normalize)  # below 1 only where the largest was raised
+        weights = weights / norm
     if restore_scale:
         weights = weights * weights.shape[1]
     return weights * scale
 
 
 def uniform_experts(token_index: Int[Array, " BT"], *, num_experts: int, top_k: int) -> Int[Array, "BT A"]:
-    """Experts (token_index * top_k + j) mod num_experts: an exactly even load over any run of tokens."""
+    """Experts (token_index * top_k + j) mod num_experts: an exactly even load over num_experts tokens in a row."""
     return ((token_index % num_experts)[:, None] * top_k + jnp.arange(top_k, dtype=jnp.int32)[None, :]) % num_experts
 
 

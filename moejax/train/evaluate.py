@@ -41,11 +41,25 @@ def put_eval_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Ar
     return {name: jax.device_put(value, NamedSharding(mesh, _SPEC)) for name, value in batch.items()}
 
 
-def evaluate(config: TrainConfig, mesh: Mesh, eval_step: EvalStep, params: dict, router: dict, dataset: Dataset) -> dict[str, float | int]:
-    """Mean loss in nats and bits per token over the first eval.sequences held-out sequences."""
-    size = config.eval.batch_size or config.microbatch_size
-    sums = [eval_step(params, router, put_eval_batch(batch, mesh)) for batch in dataset.eval_batches(size, config.eval.sequences)]
-    loss_sum = math.fsum(float(part["loss_sum"]) for part in sums)
-    tokens = int(sum(float(part["tokens"]) for part in sums))
-    loss = loss_sum / max(tokens, 1)
+def evaluate(
+    config: TrainConfig,
+    mesh: Mesh,
+    eval_step: EvalStep,
+    params: dict,
+    router: dict,
+    dataset: Dataset,
+    is_stopped: Callable[[], bool] = lambda: False,
+) -> dict[str, float | int] | None:
+    """Mean loss in nats and bits per token over the first eval.sequences held-out sequences; None if stopped in between.
+
+    Random assignment (a benchmark setting) counts tokens from the start of each batch, so there the batch size matters.
+    """
+    size, parts = config.eval.batch_size or config.microbatch_size, []
+    for batch in dataset.eval_batches(size, config.eval.sequences):
+        if is_stopped():
+            return None
+        parts.append(eval_step(params, router, put_eval_batch(batch, mesh)))
+        jax.block_until_ready(parts[-2:-1])  # one batch ahead of the device, not all of them
+    tokens = int(sum(float(part["tokens"]) for part in parts))
+    loss = math.fsum(float(part["loss_sum"]) for part in parts) / max(tokens, 1)
     return {"eval/loss": loss, "eval/bits_per_token": loss / math.log(2), "eval/tokens": tokens}

@@ -62,8 +62,9 @@ class Log:
             self._screen.show_step(self._last, is_logged=is_logged)
 
     def evaluation(self, step: int, results: dict[str, Any], seconds: float) -> None:
-        self._write({"kind": "eval", "step": step, "eval/seconds": round(seconds, 3)} | results)
-        self._last |= {"eval/loss": results["eval/loss"], "step": step}
+        record = scalars(results)
+        self._write({"kind": "eval", "step": step, "eval/seconds": round(seconds, 3)} | record)
+        self._last |= {"eval/loss": record["eval/loss"], "step": step}
         self._screen.show_step(self._last, is_logged=False)
         self._screen.say(
             f"step {step}: held-out loss {results['eval/loss']:.4f} on {results['eval/tokens']:,} tokens ({duration(seconds)})"

@@ -1,6 +1,7 @@
 """A run from its config to its last checkpoint: everything that touches files, clocks and the terminal hangs together here."""
 
 import contextlib
+import re
 import shlex
 import sys
 import time
@@ -46,7 +47,7 @@ class Session:
     stop: Stop
     writer: checkpoint.Writer
     log: Log
-    evaluate: Callable[[TrainState], dict[str, Any]]
+    evaluate: Callable[[TrainState, Callable[[], bool]], dict[str, Any] | None]
 
 
 def train(config: TrainConfig) -> int:
@@ -63,6 +64,7 @@ def train(config: TrainConfig) -> int:
         stop = stack.enter_context(watch_signals(screen.say))
         require_sinks(config.log)
         mesh, dataset = make_mesh(config.mesh), open_data(config)
+        jitted = make_train_step(config, mesh)  # traces nothing yet, but refuses what does not fit
         run = stack.enter_context(open_run(config))
         for note in run.notes:
             screen.say(note)
@@ -73,7 +75,7 @@ def train(config: TrainConfig) -> int:
         for sentence in _describe(config, mesh, dataset):
             screen.say(sentence)
         state = _first_state(config, mesh, run)
-        step, compile_s = _compile(config, mesh, dataset, run, state, screen)
+        step, compile_s = _compile(jitted, config, mesh, dataset, run, state, screen)
         begin(run, config)
         log = _open_log(config, mesh, dataset, run, screen, compile_s)
         stack.callback(log.close)
@@ -96,15 +98,17 @@ def train(config: TrainConfig) -> int:
 def _train_on(session: Session, step: Step, state: TrainState) -> int:
     """Train from one point where something is saved or evaluated to the next; return the steps done at the end."""
     config, stop, log = session.config, session.stop, session.log
-    done, guard = session.run.done, FiniteGuard()
+    done, guard = session.run.done, FiniteGuard(lambda: _newest(session))
 
     def report(readings: list[Reading]) -> None:
         log.steps(readings)
         guard.check(readings)
 
     def put(index: int) -> Batch:
-        return put_batch(session.dataset.batch(index), config, session.mesh)
+        samples = session.dataset.sequences(_samples_seen(session.run, config, index), config.batch_size)
+        return put_batch(samples, config, session.mesh)
 
+    saved = done
     session.screen.start_live(f"{config.name} in {session.run.path}", config.steps)
     with Prefetch(put, done, config.steps) as prefetched:
         batches = _timed(prefetched, log)
@@ -123,7 +127,9 @@ def _train_on(session: Session, step: Step, state: TrainState) -> int:
             )
             if done > begun:
                 with log.paused():
-                    _save_and_evaluate(session, done, state)
+                    saved = _save_and_evaluate(session, done, saved, state)
+        if done > saved:  # a signal came after the last chance to save
+            _save(session, done, state)
     _report_save(log, session.writer.wait())
     session.screen.end_live()
     return done
@@ -141,30 +147,40 @@ def _timed(batches: Prefetch[Batch], log: Log) -> Iterator[Batch]:
         yield batch
 
 
-def _save_and_evaluate(session: Session, done: int, state: TrainState) -> None:
-    """Whatever is due after this step; both at the end, a checkpoint alone after a signal."""
-    config, is_stopped = session.config, session.stop.signal is not None
-    if done % config.checkpoint.every == 0 or done == config.steps or is_stopped:
-        _save(session, done, state)
-    every = config.eval.every
-    if every is not None and not is_stopped and (done % every == 0 or done == config.steps):
-        begin_s = time.perf_counter()
-        results = session.evaluate(state)
-        session.log.evaluation(done, results, time.perf_counter() - begin_s)
+def _save_and_evaluate(session: Session, done: int, saved: int, state: TrainState) -> int:
+    """Whatever is due after this step, both at the end; return the step of the newest checkpoint, which was `saved`.
 
-
-def _save(session: Session, done: int, state: TrainState) -> None:
-    _report_save(session.log, session.writer.wait())
+    A signal ends an evaluation, but not the last one: then nothing is left to resume that would make up for it.
+    """
+    config, is_last = session.config, done == session.config.steps
     if not _is_finite(state.master):
         raise TrainingError(
             f"the weights are not finite after step {done}, so they are not saved; {_newest(session)}. Lower optim.lr and resume"
         )
+    if done % config.checkpoint.every == 0 or is_last:
+        _save(session, done, state)
+        saved = done
+    if config.eval.every is not None and (done % config.eval.every == 0 or is_last):
+        begin_s = time.perf_counter()
+        results = session.evaluate(state, lambda: session.stop.signal is not None and not is_last)
+        if results is not None:
+            session.log.evaluation(done, results, time.perf_counter() - begin_s)
+    return saved
+
+
+def _save(session: Session, done: int, state: TrainState) -> None:
+    _report_save(session.log, session.writer.wait())
     about = {
         "tokens_seen": session.log.tokens_seen(done),
-        "samples_seen": done * session.config.batch_size,
+        "samples_seen": _samples_seen(session.run, session.config, done),
         "config": to_dict(session.config),
     }
     session.writer.save(done, durable(state), about)
+
+
+def _samples_seen(run: Run, config: TrainConfig, done: int) -> int:
+    """Sequences trained on after `done` steps; steps before this process may have had another batch size."""
+    return run.samples_seen + (done - run.done) * config.batch_size
 
 
 def _report_save(log: Log, finished: tuple[int, float] | None) -> None:
@@ -178,6 +194,7 @@ def _is_finite(tree: Any) -> jax.Array:
 
 
 def _newest(session: Session) -> str:
+    _report_save(session.log, session.writer.wait())
     steps = checkpoint.committed_steps(session.run.checkpoints)
     return f"the newest checkpoint is {steps[-1]}" if steps else "there is no checkpoint yet"
 
@@ -189,11 +206,12 @@ def _first_state(config: TrainConfig, mesh: Mesh, run: Run) -> TrainState:
     return from_durable(config, mesh, checkpoint.restore(run.checkpoints, run.step, durable(abstract_state(config, mesh))))
 
 
-def _compile(config: TrainConfig, mesh: Mesh, dataset: Dataset, run: Run, state: TrainState, screen: Screen) -> tuple[Step, float]:
+def _compile(
+    jitted: Any, config: TrainConfig, mesh: Mesh, dataset: Dataset, run: Run, state: TrainState, screen: Screen
+) -> tuple[Step, float]:
     """The step compiled ahead of time, so that nothing can compile it twice; with --profile, its trace."""
     screen.say("compiling the step ...")
     begin_s = time.perf_counter()
-    jitted: Any = make_train_step(config, mesh)
     step = jitted.lower(state, put_batch(dataset.batch(run.done), config, mesh)).compile()
     compile_s = time.perf_counter() - begin_s
     screen.say(f"compiled in {compile_s:.1f} s")
@@ -202,9 +220,9 @@ def _compile(config: TrainConfig, mesh: Mesh, dataset: Dataset, run: Run, state:
     return step, compile_s
 
 
-def _make_evaluate(config: TrainConfig, mesh: Mesh, dataset: Dataset) -> Callable[[TrainState], dict[str, Any]]:
+def _make_evaluate(config: TrainConfig, mesh: Mesh, dataset: Dataset) -> Callable[[TrainState, Callable[[], bool]], dict[str, Any] | None]:
     eval_step = make_eval_step(config, mesh)
-    return lambda state: evaluate(config, mesh, eval_step, state.params, state.router, dataset)
+    return lambda state, is_stopped: evaluate(config, mesh, eval_step, state.params, state.router, dataset, is_stopped)
 
 
 def _check_profile(config: TrainConfig, run: Run) -> None:
@@ -276,7 +294,7 @@ def _finish(session: Session, done: int) -> int:
     """Say how it ended, where things are and what to do next; return the exit code."""
     config, run, say = session.config, session.run, session.screen.say
     place = shlex.quote(str(run.path))
-    if session.stop.signal is not None:
+    if session.stop.signal is not None and done < config.steps:
         say(f"stopped by {session.stop.signal.name} after step {done} of {config.steps}; {_newest(session)}, in {run.checkpoints}")
         say(f"to go on   {_command()}")
         return session.stop.exit_code
@@ -287,12 +305,14 @@ def _finish(session: Session, done: int) -> int:
     say(f"evaluate   moejax eval {place}")
     if session.dataset.tokenizer is not None:
         say(f'generate   moejax generate {place} --prompt "..."')
-    say(f"go on      {_command('--steps', str(2 * done))}")
+    say(f"go on      {_command(2 * done)}")
     return 0
 
 
-def _command(*more: str) -> str:
-    """The command that started this process, as the user would type it again, with more words."""
-    if Path(sys.argv[0]).name == "moejax":
-        return shlex.join(["moejax", *sys.argv[1:], *more])
-    return f"the same command with {shlex.join(more)}" if more else "the same command"
+def _command(steps: int | None = None) -> str:
+    """The command that started this process, as the user would type it again, perhaps with another number of steps."""
+    more = [] if steps is None else ["--steps", str(steps)]
+    if Path(sys.argv[0]).name != "moejax":
+        return f"the same command with {shlex.join(more)}" if more else "the same command"
+    words = shlex.join(["moejax", *sys.argv[1:]])
+    return f"{re.sub(r' --steps[ =][0-9]+', '', words)} {shlex.join(more)}" if more else words

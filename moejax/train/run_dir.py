@@ -34,8 +34,10 @@ class Run:
     path: Path
     step: int | None
     """Checkpoint to go on from; None: start from step 0."""
-    tokens_seen: int
+    tokens_seen: int = 0
     """Tokens trained on up to that checkpoint."""
+    samples_seen: int = 0
+    """Sequences trained on up to that checkpoint: the number of the next one, also when the batch size changes."""
     notes: tuple[str, ...]
     """Sentences for the user on what was found and what follows."""
 
@@ -114,7 +116,7 @@ def _foreign(path: Path) -> list[str]:
 
 def _examine(config: TrainConfig, path: Path) -> Run:
     if not (path / CONFIG_FILE).exists():
-        return Run(path=path, step=None, tokens_seen=0, notes=(f"new run in {path}",))
+        return Run(path=path, step=None, notes=(f"new run in {path}",))
     steps = committed_steps(path / "checkpoints")
     newest = f"checkpoint {steps[-1]}" if steps else "no checkpoint yet"
     if config.resume == "never":
@@ -126,12 +128,15 @@ def _examine(config: TrainConfig, path: Path) -> Run:
         return Run(
             path=path,
             step=None,
-            tokens_seen=0,
             notes=(f"run in {path} stopped before its first checkpoint: starting again from step 0", *notes),
         )
     manifest = read_manifest(path / "checkpoints", steps[-1])
     return Run(
-        path=path, step=steps[-1], tokens_seen=manifest["tokens_seen"], notes=(f"resuming {path} from checkpoint {steps[-1]}", *notes)
+        path=path,
+        step=steps[-1],
+        tokens_seen=manifest["tokens_seen"],
+        samples_seen=manifest["samples_seen"],
+        notes=(f"resuming {path} from checkpoint {steps[-1]}", *notes),
     )
 
 

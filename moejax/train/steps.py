@@ -58,22 +58,24 @@ def run_steps(
 class FiniteGuard:
     """Counts steps in a row that the step skipped because they were not finite."""
 
-    def __init__(self) -> None:
+    def __init__(self, newest: Callable[[], str]) -> None:
+        """`newest` says in words which checkpoint is the newest."""
         self._count = 0
+        self._newest = newest
 
     def check(self, readings: list[Reading]) -> None:
         """Take readings in order.
 
         Raises:
-            TrainingError: after MAX_NON_FINITE such steps in a row. The weights are then those before the first of them.
+            TrainingError: after MAX_NON_FINITE such steps in a row. None of them was applied.
         """
         for reading in readings:
             self._count = 0 if reading.metrics["optim/finite"] else self._count + 1
             if self._count >= MAX_NON_FINITE:
                 before = reading.step - self._count
                 raise TrainingError(
-                    f"loss or gradient was not finite in steps {before + 1} to {reading.step}; all were skipped, so the weights are those "
-                    f"of step {before}. Lower optim.lr, lengthen optim.schedule.warmup_steps, or look at the data of these steps"
+                    f"loss or gradient was not finite in steps {before + 1} to {reading.step}, none of which was applied; "
+                    f"{self._newest()}. Lower optim.lr, lengthen the warm-up, or look at the data of these steps; then resume"
                 )
 
 

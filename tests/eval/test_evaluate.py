@@ -7,12 +7,14 @@ import numpy as np
 import pytest
 
 from moejax.config import CheckpointConfig, DataConfig, EvalConfig, MeshConfig
+from moejax.config.resolved import read_config
 from moejax.data import open_data
-from moejax.errors import CheckpointError
+from moejax.errors import CheckpointError, ConfigError
 from moejax.eval import run_eval
 from moejax.parallel import make_mesh
 from moejax.testing import assert_scalar_close
 from moejax.train.evaluate import evaluate, make_eval_step
+from moejax.train.restore import restore_parameters
 from tests.oracle import step_oracle
 from tests.oracle.compare import cast
 from tests.oracle.examples import VOCAB, model_config, parameters, train_config
@@ -68,14 +70,33 @@ def run_dir(config, tmp_path_factory):
     return save_run(tmp_path_factory.mktemp("run"), trained, {STEP: PARAMS, 9: parameters(MODEL, seed=1)})
 
 
-def test_a_run_is_evaluated_on_another_mesh_with_the_nearest_batch_that_splits(run_dir, truth):
-    results = run_eval(run_dir, step=STEP, mesh=MeshConfig(dp=2), eval=EvalConfig(sequences=SEQUENCES, batch_size=3))
+def test_a_run_is_evaluated_on_another_mesh(run_dir, truth):
+    results = run_eval(run_dir, step=STEP, mesh=MeshConfig(dp=2), eval=EvalConfig(sequences=SEQUENCES))
     assert results.pop("step") == STEP
     check(results, truth)
 
 
+def test_a_batch_that_does_not_split_over_the_mesh_is_refused(run_dir):
+    with pytest.raises(ConfigError, match=r"eval.batch_size=3 does not split over mesh.dp=2"):
+        run_eval(run_dir, step=STEP, mesh=MeshConfig(dp=2), eval=EvalConfig(sequences=SEQUENCES, batch_size=3))
+
+
+def test_an_evaluation_can_be_stopped_between_batches(run_dir):
+    asked = []
+    config = dataclasses.replace(read_config(run_dir), mesh=MeshConfig(), eval=EvalConfig(sequences=SEQUENCES, batch_size=1))
+    mesh = make_mesh(config.mesh)
+
+    def is_stopped() -> bool:
+        asked.append(len(asked))
+        return len(asked) > 2
+
+    params, router, _ = restore_parameters(config, mesh, run_dir, STEP)
+    assert evaluate(config, mesh, make_eval_step(config, mesh), params, router, open_data(config), is_stopped) is None
+    assert len(asked) == 3
+
+
 def test_the_newest_checkpoint_is_taken_unless_told(run_dir, truth):
-    results = run_eval(run_dir, step=None, mesh=MeshConfig(dp=2), eval=EvalConfig(sequences=SEQUENCES, batch_size=1))
+    results = run_eval(run_dir, step=None, mesh=MeshConfig(dp=2), eval=EvalConfig(sequences=SEQUENCES, batch_size=2))
     assert results["step"] == 9
     assert results["eval/tokens"] == truth[1]
     assert abs(results["eval/loss"] - truth[0]) > 1e-3

@@ -93,7 +93,7 @@ def test_sigmoid_scores_of_very_negative_logits_keep_weights_and_gradients_finit
     assert np.isfinite(jax.jit(jax.jacobian(weights))(logits)).all()
 
 
-@pytest.mark.parametrize("normalize", [None, 1.0, 2.0, 0.5])
+@pytest.mark.parametrize("normalize", [None, 1.0, 2.0, 16.0])
 @pytest.mark.parametrize("restore_scale", [False, True])
 def test_rescale_divides_by_the_p_norm_and_restores(normalize, restore_scale):
     weights = np.random.default_rng(4).random((6, A)) + 0.01
@@ -163,3 +163,14 @@ def test_bias_rises_below_the_mean_load_and_falls_above():
     bias = jnp.array([[0.5, 0.0, -0.5, 0.0], [0.0, 0.0, 0.0, 0.0]])
     counts = jnp.array([[4.0, 0.0, 9.0, 3.0], [2.0, 2.0, 2.0, 2.0]])
     np.testing.assert_allclose(update_bias(bias, counts, 0.1), [[0.5, 0.1, -0.6, 0.1], [0, 0, 0, 0]], atol=1e-7)
+
+
+@pytest.mark.parametrize("normalize", [1.0, 2.0, 16.0])
+@pytest.mark.parametrize("weights", [[[0.0, 0.0]], [[1e-38, 0.0]], [[1.0, 1e-30]]])
+def test_rescale_stays_finite_where_scores_underflow(normalize, weights):
+    def first(w):
+        return rescale(w, normalize=normalize, restore_scale=True, scale=1.0)[0, 0]
+
+    value, gradient = jax.value_and_grad(first)(jnp.array(weights, jnp.float32))
+    assert jnp.isfinite(value)
+    assert jnp.isfinite(gradient).all()

@@ -38,10 +38,13 @@ def install(
     broken_weights_after: int | None = None,
     seconds: float = 0.0,
     is_drawn: bool = False,
+    eval_loss: float | None = None,
+    eval_seconds: float = 0.0,
 ) -> None:
     """Put the fake state, step and evaluation into moejax.train.loop.
 
-    Steps in bad_steps are not finite and skipped; after broken_weights_after the weights are NaN. Each batch takes `seconds`.
+    Steps in bad_steps are not finite and skipped; after broken_weights_after the weights are NaN. Each batch takes `seconds`,
+    an evaluation eval_seconds at most.
     """
     from moejax.train import loop
 
@@ -49,8 +52,12 @@ def install(
         time.sleep(seconds)
         return {"tokens": jnp.asarray(batch["tokens"])}
 
-    def evaluate(config, mesh, eval_step, params, router, dataset):
-        return {"eval/loss": 2.0 - float(params["w"][0]) / 100, "eval/tokens": 1000}
+    def evaluate(config, mesh, eval_step, params, router, dataset, is_stopped):
+        for _ in range(round(eval_seconds / 0.01)):
+            time.sleep(0.01)
+            if is_stopped():
+                return None
+        return {"eval/loss": 2.0 - float(params["w"][0]) / 100 if eval_loss is None else eval_loss, "eval/tokens": 1000}
 
     def make_train_step(config, mesh):
         return _make_step(bad_steps, broken_weights_after)

@@ -11,6 +11,7 @@ import pytest
 
 from moejax.checkpoint import committed_steps, read_manifest
 from moejax.config import EvalConfig, LogConfig, read_config
+from moejax.data import Dataset
 from moejax.errors import CheckpointError, ConfigError, TrainingError
 from moejax.train import loop
 from moejax.train.metrics import read_records
@@ -83,6 +84,17 @@ def test_a_finished_run_says_so_and_more_steps_continue_it(config, monkeypatch, 
     assert "steps: 12 -> 14" in capsys.readouterr().out
 
 
+def test_another_batch_size_goes_on_with_the_next_sequence(config, monkeypatch, tmp_path):
+    install(monkeypatch.setattr)
+    loop.train(dataclasses.replace(config, steps=4))
+    asked, sequences = [], Dataset.sequences
+    monkeypatch.setattr(Dataset, "sequences", lambda self, first, count: asked.append((first, count)) or sequences(self, first, count))
+    loop.train(dataclasses.replace(config, steps=6, batch_size=4, resume="changed"))
+    assert [first for first, count in asked if count == 4][-2:] == [8, 12]
+    manifest = read_manifest(tmp_path / "run" / "checkpoints", 6)
+    assert (manifest["samples_seen"], manifest["tokens_seen"]) == (16, 16 * 8)
+
+
 @pytest.mark.parametrize("is_resumed", [False, True], ids=["fresh", "resumed"])
 def test_the_step_is_compiled_once(config, monkeypatch, caplog, is_resumed):
     install(monkeypatch.setattr)
@@ -122,6 +134,14 @@ def test_broken_weights_are_never_saved(config, monkeypatch, tmp_path):
     with pytest.raises(TrainingError, match=r"weights are not finite after step 8, so they are not saved; the newest checkpoint is 4"):
         loop.train(config)
     assert committed_steps(tmp_path / "run" / "checkpoints") == [4]
+
+
+def test_a_held_out_loss_that_is_not_finite_is_recorded_as_null(config, monkeypatch, tmp_path, capsys):
+    install(monkeypatch.setattr, eval_loss=float("nan"))
+    assert loop.train(dataclasses.replace(config, eval=EvalConfig(every=4))) == 0
+    records = read_records(tmp_path / "run" / "metrics.jsonl")
+    assert [record["eval/loss"] for record in records if record["kind"] == "eval"] == [None] * 3
+    assert "held-out loss nan" in capsys.readouterr().out
 
 
 def test_a_save_that_fails_in_the_background_stops_the_run(config, monkeypatch, tmp_path):
@@ -173,7 +193,13 @@ def test_the_resume_command_is_the_one_that_was_typed(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["/usr/bin/moejax", "train", "quickstart", "--name", "my run"])
     assert loop._command() == "moejax train quickstart --name 'my run'"
     monkeypatch.setattr(sys, "argv", ["train.py"])
-    assert loop._command("--steps", "9") == "the same command with --steps 9"
+    assert loop._command(9) == "the same command with --steps 9"
+
+
+@pytest.mark.parametrize("words", [["--steps", "5"], ["--steps=5"], []])
+def test_the_command_for_more_steps_names_them_once(monkeypatch, words):
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/moejax", "train", "quickstart", *words, "--seed", "1"])
+    assert loop._command(10) == "moejax train quickstart --seed 1 --steps 10"
 
 
 def test_metrics_are_valid_json_line_by_line(config, monkeypatch, tmp_path):

@@ -30,7 +30,7 @@ def _start(config: TrainConfig, *, steps: tuple[int, ...] = ()) -> None:
         begin(run, config)
         writer = Writer(run.checkpoints, keep=9)
         for step in steps:
-            writer.save(step, {"w": jnp.zeros(4)}, {"tokens_seen": 10 * step})
+            writer.save(step, {"w": jnp.zeros(4)}, {"tokens_seen": 10 * step, "samples_seen": 2 * step})
         writer.close()
 
 
@@ -40,7 +40,7 @@ def _replace(config: TrainConfig, **changes) -> TrainConfig:
 
 def test_a_new_directory_starts_fresh(config):
     with open_run(config) as run:
-        assert (run.step, run.tokens_seen) == (None, 0)
+        assert (run.step, run.tokens_seen, run.samples_seen) == (None, 0, 0)
         assert run.notes == (f"new run in {run.path}",)
 
 
@@ -59,7 +59,7 @@ def test_without_run_dir_the_name_decides(config, tmp_path, monkeypatch):
 def test_the_same_config_resumes_from_the_newest_checkpoint(config):
     _start(config, steps=(2, 10))
     with open_run(config) as run:
-        assert (run.step, run.tokens_seen) == (10, 100)
+        assert (run.step, run.tokens_seen, run.samples_seen) == (10, 100, 20)
         assert run.notes == (f"resuming {run.path} from checkpoint 10",)
 
 

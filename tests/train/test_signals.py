@@ -19,18 +19,19 @@ from tests.train.fakes import fake_config, install
 
 PROGRAM = """
 import sys
-from moejax.config import CheckpointConfig, LogConfig
+from moejax.config import CheckpointConfig, EvalConfig, LogConfig
 from moejax.train import loop
 from tests.train.fakes import fake_config, install
-install(setattr, seconds={seconds})
+install(setattr, seconds={seconds}, eval_seconds=60)
 sys.argv = ["moejax", "train", "quickstart"]
-config = fake_config({run!r}, steps=100000, checkpoint=CheckpointConfig(every={every}), log=LogConfig(every=1))
+checkpoint, evaluation = CheckpointConfig(every={every}), EvalConfig(every={eval_every})
+config = fake_config({run!r}, steps=100000, checkpoint=checkpoint, eval=evaluation, log=LogConfig(every=1))
 sys.exit(loop.train(config))
 """
 
 
-def _start(run: Path, *, seconds: float = 0.01, every: int = 100000) -> subprocess.Popen:
-    program = PROGRAM.format(run=str(run), seconds=seconds, every=every)
+def _start(run: Path, *, seconds: float = 0.01, every: int = 100000, eval_every: int | None = None) -> subprocess.Popen:
+    program = PROGRAM.format(run=str(run), seconds=seconds, every=every, eval_every=eval_every)
     return subprocess.Popen(
         [sys.executable, "-u", "-c", program],
         cwd=Path(__file__).parents[2],
@@ -63,6 +64,15 @@ def test_a_signal_saves_the_step_it_came_in_and_says_how_to_go_on(tmp_path, numb
     assert f"{number.name}: stopping after this step and saving; once more to stop at once" in rest
     assert f"stopped by {number.name} after step {step} of 100000; the newest checkpoint is {step}" in rest
     assert "to go on   moejax train quickstart\n" in rest
+
+
+def test_a_signal_ends_an_evaluation_and_the_steps_before_it_are_saved(tmp_path):
+    process = _start(tmp_path / "run", eval_every=3)
+    _read_until(process, "step      3/")
+    process.send_signal(signal.SIGTERM)
+    rest, _ = process.communicate(timeout=40)
+    assert process.returncode == 143, rest
+    assert committed_steps(tmp_path / "run" / "checkpoints") == [3]
 
 
 def test_a_second_signal_ends_the_process_at_once(tmp_path):

@@ -70,9 +70,9 @@ def test_p36_balance_loss_is_one_at_equal_scores_and_num_experts_over_top_k_when
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["local", "global", "instance"])
-@pytest.mark.parametrize("layout", [(1, 1, 1), (1, 1, 2), (2, 1, 1), (1, 2, 2), (2, 4, 1)], ids=str)
-def test_every_kind_on_every_layout_equals_the_oracle(layout, kind):
+@pytest.mark.parametrize("kind", ["local", "global"])
+@pytest.mark.parametrize("layout", [(1, 1, 4), (2, 4, 1)], ids=str)
+def test_other_layouts_equal_the_oracle(layout, kind):
     check(run(*layout, kind), parameters(MODEL), batch(**DATA))
 
 
