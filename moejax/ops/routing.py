@@ -71,9 +71,11 @@ def rescale(weights: Float[Array, "BT A"], *, normalize: float | None, restore_s
     """Divide by the p-norm over a token's experts (p = normalize), then multiply by top_k if restore_scale, then by scale."""
     if normalize is not None:
         # Powers of numbers <= 1 cannot overflow. The norm is homogeneous, so a constant factor changes no gradient.
-        largest = lax.stop_gradient(jnp.maximum(weights.max(axis=-1, keepdims=True), _SMALLEST_NORM))
+        top = lax.stop_gradient(weights.max(axis=-1, keepdims=True))
+        largest = jnp.maximum(top, _SMALLEST_NORM)
         powers = ((weights / largest) ** normalize).sum(axis=-1, keepdims=True)
-        norm = largest * jnp.where(powers < 1, 1.0, powers) ** (1 / normalize)  # below 1 only where the largest was raised
+        # Not `powers < 1`: that holds by rounding too, where one weight dwarfs the others, and would cut off its gradient.
+        norm = largest * jnp.where(top < _SMALLEST_NORM, 1.0, powers) ** (1 / normalize)
         weights = weights / norm
     if restore_scale:
         weights = weights * weights.shape[1]

@@ -174,3 +174,22 @@ def test_rescale_stays_finite_where_scores_underflow(normalize, weights):
     value, gradient = jax.value_and_grad(first)(jnp.array(weights, jnp.float32))
     assert jnp.isfinite(value)
     assert jnp.isfinite(gradient).all()
+
+
+@pytest.mark.parametrize("normalize", [1.0, 2.0, 3.0])
+def test_gradient_of_rescale_holds_where_one_weight_dwarfs_the_others(normalize):
+    """A ratio that rounds to just below 1 must not pass for a token without weights."""
+    rng = np.random.default_rng(5)
+    top = rng.random((4096, 1)) * 0.9 + 0.05
+    weights = np.concatenate([top, top * 10 ** rng.uniform(-12, -0.1, top.shape)], axis=1).astype(np.float32)
+    towards = rng.normal(size=weights.shape).astype(np.float32)
+
+    def total(w):
+        return (rescale(w, normalize=normalize, restore_scale=False, scale=1.0) * towards).sum()
+
+    gradient = np.asarray(jax.jit(jax.grad(total))(weights), np.float64)
+    w = weights.astype(np.float64)
+    norm = (w**normalize).sum(axis=1, keepdims=True) ** (1 / normalize)
+    exact = towards / norm - (towards * w).sum(axis=1, keepdims=True) * w ** (normalize - 1) / norm ** (normalize + 1)
+    error = np.abs(gradient - exact) / np.abs(towards / norm).max(axis=1, keepdims=True)
+    assert error.max() < 1e-5
