@@ -23,7 +23,7 @@ LAYERS = (
     ("models", "optim", "data"),
     ("checkpoint",),
     ("train",),
-    ("eval", "generate"),
+    ("eval", "generate", "plan"),
     ("cli", "testing"),
 )
 RANK = {package: rank for rank, row in enumerate(LAYERS) for package in row}
