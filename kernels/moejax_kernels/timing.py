@@ -32,8 +32,8 @@ def interleaved_medians(programs: Mapping[str, Callable[[], Any]], repeats: int)
 def overwriting(function: Callable, *args: Any) -> Callable[[], Any]:
     """A program that computes function(*args) under jit, each call into the memory of the results of the call before.
 
-    Fresh memory costs a page fault for every 4 KiB: on a virtual machine a copy of 64 MiB into fresh memory ran at 1.1 GB/s, into
-    used memory at 3.8 GB/s (2 cores, read and write counted). A training step reuses its memory, so that is not what kernels are compared by.
+    Fresh memory costs a page fault for every 4 KiB: on a virtual machine with two cores a copy of 64 MiB into fresh memory ran at
+    1.1 GB/s (read and write counted), into used memory at 3.8 GB/s. A training step reuses its memory, so kernels are compared there.
     """
     run = jax.jit(lambda _, *args: function(*args), donate_argnums=0, keep_unused=True)
     results = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(function, *args))
