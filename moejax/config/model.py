@@ -5,6 +5,9 @@ from typing import Literal
 
 from moejax.config.check import at_least, check, divides, one_of
 
+RESIDUALS = ("block_in", "qkv", "attention", "expert_rows", "expert_gate_up", "expert_out", "shared_gate_up", "mlp_gate_up")
+"""Names of the results inside a block that model.recompute_keep may keep, in the order in which they are made."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionConfig:
@@ -175,8 +178,13 @@ class ModelConfig:
     """Vocabulary entries whose logits exist at once in the loss."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Compute dtype. Masters, router, norms, softmax, loss and reductions are float32 always."""
-    recompute: Literal["none", "block"] = "none"
-    """Activations computed again in the backward pass: none, or everything inside each block."""
+    recompute: Literal["none", "block", "selective", "offload"] = "none"
+    """What the backward pass computes again inside each block: nothing, everything, or all but some named results, which selective keeps on
+    the device and offload keeps in pinned host memory. Routing is always kept."""
+    recompute_keep: tuple[str, ...] | None = None
+    """The results that selective or offload keeps, out of block_in, qkv, attention, expert_rows, expert_gate_up, expert_out,
+    shared_gate_up, mlp_gate_up. None: block_in for offload; for selective attention, expert_rows and expert_out, so that neither
+    attention nor transport is done again."""
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "embed_dim", "num_layers", "loss_chunk"):
@@ -205,10 +213,44 @@ class ModelConfig:
         )
         one_of("model.norm_placement", self.norm_placement, ("pre", "post", "peri"))
         one_of("model.dtype", self.dtype, ("float32", "bfloat16"))
-        one_of("model.recompute", self.recompute, ("none", "block"))
+        self._check_recompute()
         check(self.norm_eps > 0, f"model.norm_eps={self.norm_eps} is not positive; 1e-6 is usual")
         check(self.init_std > 0, f"model.init_std={self.init_std} is not positive; 0.02 is usual")
         check(self.z_loss_weight >= 0, f"model.z_loss_weight={self.z_loss_weight} is negative; a penalty weight is >= 0")
+
+    def _check_recompute(self) -> None:
+        one_of("model.recompute", self.recompute, ("none", "block", "selective", "offload"))
+        if self.recompute_keep is None:
+            return
+        setting = f"model.recompute_keep={self.recompute_keep}"
+        check(
+            self.recompute in ("selective", "offload"),
+            f"{setting} has no effect with model.recompute={self.recompute}; use selective or offload, or leave it out",
+        )
+        check(bool(self.recompute_keep), f"{setting} is empty; name a result to keep, or use model.recompute=block")
+        for name in self.recompute_keep:
+            check(name in RESIDUALS, f"{setting} holds {name!r}, which names no result; the names are {', '.join(RESIDUALS)}")
+            check(
+                name in self._residuals(),
+                f"{setting} holds {name!r}, but this model has none; its results are {', '.join(self._residuals())}",
+            )
+
+    def _residuals(self) -> tuple[str, ...]:
+        """Named results that blocks of this model have."""
+        absent = set() if self.num_dense_layers else {"mlp_gate_up"}
+        if self.moe is None:
+            absent |= {"expert_rows", "expert_gate_up", "expert_out", "shared_gate_up"}
+        elif not self.moe.num_shared_experts:
+            absent |= {"shared_gate_up"}
+        return tuple(name for name in RESIDUALS if name not in absent)
+
+    @property
+    def kept_residuals(self) -> tuple[str, ...]:
+        """Named results that the backward pass does not compute again, under model.recompute other than none."""
+        if self.recompute_keep is not None:
+            return self.recompute_keep
+        usual = {"selective": ("attention", "expert_rows", "expert_out"), "offload": ("block_in",)}.get(self.recompute, ())
+        return tuple(name for name in usual if name in self._residuals())
 
     @property
     def head_dim(self) -> int:

@@ -14,10 +14,13 @@ class MeshConfig:
     """Data-parallel replicas of the experts."""
     ep: int = 1
     """Ranks that split the experts of a layer (innermost axis: one NVLink domain). Dense layers use dp x ep as data axes."""
+    weights: Literal["resident", "fsdp"] = "resident"
+    """resident: whole weights stay on the devices that use them. fsdp: shards, gathered layer by layer in every microbatch (a baseline)."""
 
     def __post_init__(self) -> None:
         at_least("mesh.dp", self.dp, 1)
         at_least("mesh.ep", self.ep, 1)
+        one_of("mesh.weights", self.weights, ("resident", "fsdp"))
 
     @property
     def num_devices(self) -> int:

@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
 from moejax.config import TrainConfig
-from moejax.nn import Tokens, Transformer
+from moejax.nn import Tokens
 from moejax.parallel import DATA_AXES
 from moejax.train.state import make_layout, state_specs
 
@@ -23,8 +23,8 @@ def make_sampler(config: TrainConfig, mesh: Mesh, *, max_new_tokens: int, temper
     B divides by mesh.dp x mesh.ep; every rank continues its own rows, and experts work for all of them. Routing is dropless.
     Attention sees no more than the data.seq_len tokens of training at once, so texts may be longer than that.
     """
-    model = Transformer(config.model)
-    specs = state_specs(config, make_layout(config, mesh, model))
+    layout = make_layout(config, mesh)
+    model, specs = layout.model, state_specs(config, layout)
 
     def generate(params, router, prompt, key):
         rows, length = prompt.shape

@@ -3,6 +3,6 @@
 from moejax.nn.moe import MoEStats
 from moejax.nn.param import ParamSpec, is_spec
 from moejax.nn.tokens import Tokens, tokens_of
-from moejax.nn.transformer import Output, Transformer
+from moejax.nn.transformer import STACKS, Output, Transformer
 
-__all__ = ["MoEStats", "Output", "ParamSpec", "Tokens", "Transformer", "is_spec", "tokens_of"]
+__all__ = ["STACKS", "MoEStats", "Output", "ParamSpec", "Tokens", "Transformer", "is_spec", "tokens_of"]

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
 from moejax.config import ModelConfig
@@ -45,6 +46,7 @@ class Attention(nnx.Module):
         if self.qk_norm != "none":
             q, k = self._normalised(q, self.q_norm), self._normalised(k, self.k_norm)
         q, k = rope(q, tokens.position, theta=self.theta), rope(k, tokens.position, theta=self.theta)
+        q, k, v = (checkpoint_name(part, "qkv") for part in (q, k, v))
         key_place, key_segment = tokens.place, tokens.segment
         if cache is not None:
             start = (0, tokens.place[0, 0], 0, 0)
@@ -54,7 +56,8 @@ class Attention(nnx.Module):
             key_place = jnp.broadcast_to(jnp.arange(k.shape[1], dtype=jnp.int32)[None, :], k.shape[:2])
             key_segment = jnp.ones_like(key_place)  # a cache holds one document
         visible = visible_keys(tokens.place, key_place, tokens.segment, key_segment, window)
-        return jnp.einsum("btnh,nhd->btd", attention(q, k, v, visible), self.w_o[...]), cache
+        y = checkpoint_name(attention(q, k, v, visible), "attention")
+        return jnp.einsum("btnh,nhd->btd", y, self.w_o[...]), cache
 
     def _normalised(self, x, norm):
         if self.qk_norm == "head":

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import jax
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 from moejax.config import ModelConfig
@@ -49,6 +50,7 @@ class Block(nnx.Module):
         self, x: Float[Array, "B T D"], tokens: Tokens, layer: Layer, *, dropless: bool, cache: Cache | None = None
     ) -> tuple[Float[Array, "B T D"], MoEStats | None, Cache | None]:
         """The block's output, its router statistics (None if dense) and the updated cache (None without one)."""
+        x = checkpoint_name(x, "block_in")
         before, after = self.placement in ("pre", "peri"), self.placement in ("post", "peri")
         with jax.named_scope("attention"):
             y, cache = self.attention(self.attention_norm_in(x) if before else x, tokens, layer.window, cache)

@@ -36,7 +36,7 @@ class Head(nnx.Module):
         )
 
     def loss(
-        self, x: Float[Array, "B T D"], labels: Int[Array, "B T"], w_embed: Float[Array, "V D"]
+        self, x: Float[Array, "B T D"], labels: Int[Array, "B T"], w_embed: Float[Array, "V D"] | None
     ) -> tuple[Float[Array, ""], Float[Array, ""]]:
         """Sums over labelled places (label >= 0) of the negative log likelihood, and of logsumexp^2."""
         flat = labels.reshape(-1)
@@ -44,7 +44,7 @@ class Head(nnx.Module):
         labelled = flat >= 0
         return jnp.where(labelled, nll, 0.0).sum(), jnp.where(labelled, lse**2, 0.0).sum()
 
-    def logits(self, x: Float[Array, "*batch D"], w_embed: Float[Array, "V D"]) -> Float[Array, "*batch V"]:
+    def logits(self, x: Float[Array, "*batch D"], w_embed: Float[Array, "V D"] | None) -> Float[Array, "*batch V"]:
         """Float32 logits of a few places, for generation."""
         return jnp.matmul(self.norm(x), self._weights(w_embed), preferred_element_type=jnp.float32)
 

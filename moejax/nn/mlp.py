@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
 from moejax.config import ModelConfig, MoEConfig
@@ -22,7 +23,8 @@ class Mlp(nnx.Module):
         self.w_out = param(hidden, dim, axes=("mlp", "embed"), std=std)
 
     def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        return swiglu(jnp.einsum("btd,dgf->btgf", x, self.w_in[...])) @ self.w_out[...]
+        gate_up = checkpoint_name(jnp.einsum("btd,dgf->btgf", x, self.w_in[...]), "mlp_gate_up")
+        return swiglu(gate_up) @ self.w_out[...]
 
 
 class Experts(nnx.Module):
@@ -39,9 +41,8 @@ class Experts(nnx.Module):
         w_in, w_out = self.w_in[...], self.w_out[...]
         count, dim, _, hidden = w_in.shape
         kernel = choose_kernel(self.kernel)
-        gate_up = grouped_matmul(rows, w_in.reshape(count, dim, 2 * hidden), group_sizes, tile=tile, implementation=kernel).reshape(
-            -1, 2, hidden
-        )
+        gate_up = grouped_matmul(rows, w_in.reshape(count, dim, 2 * hidden), group_sizes, tile=tile, implementation=kernel)
+        gate_up = checkpoint_name(gate_up, "expert_gate_up").reshape(-1, 2, hidden)
         return grouped_matmul(swiglu(gate_up), w_out, group_sizes, tile=tile, implementation=kernel)
 
 
@@ -57,7 +58,7 @@ class SharedExperts(nnx.Module):
             self.w_router = param(dim, count, axes=("embed", "shared"), std=std, dtype="float32")
 
     def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        hidden = swiglu(jnp.einsum("btd,sdgf->btsgf", x, self.w_in[...]))
+        hidden = swiglu(checkpoint_name(jnp.einsum("btd,sdgf->btsgf", x, self.w_in[...]), "shared_gate_up"))
         if hidden.shape[2] > 1:
             logits = jnp.einsum("btd,ds->bts", x.astype(jnp.float32), self.w_router[...])
             hidden = (hidden * score(logits, self.gating)[..., None]).astype(x.dtype)

@@ -1,6 +1,7 @@
 """The whole model as functions of a nested dict of parameters: embed, scanned stacks of blocks, head."""
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,11 @@ from moejax.nn.block import Block, Layer
 from moejax.nn.ends import Embedding, Head
 from moejax.nn.moe import MoEStats
 from moejax.nn.param import Template, is_spec, make_template
+from moejax.nn.recompute import recomputed
 from moejax.nn.tokens import Tokens
+
+STACKS = ("dense_blocks", "moe_blocks")
+"""Parts of the parameters that are stacked over layers, in the order in which they run."""
 
 
 class Output(NamedTuple):
@@ -25,10 +30,16 @@ class Output(NamedTuple):
 
 
 class Transformer:
-    """A model without arrays. Parameters are a dict: embed, dense_blocks and moe_blocks (stacked over layers), head."""
+    """A model without arrays. Parameters are a dict: embed, dense_blocks and moe_blocks (stacked over layers), head.
 
-    def __init__(self, config: ModelConfig):
+    Args:
+        gather: (name of the part, its arrays; of one layer if stacked) -> whole arrays, for parameters that are kept as shards.
+    """
+
+    def __init__(self, config: ModelConfig, gather: Callable[[str, dict], dict] | None = None):
         self.config = config
+        self._is_gathered = gather is not None
+        self._gather = gather or (lambda name, arrays: arrays)
         self._ends = {"embed": make_template(lambda: Embedding(config)), "head": make_template(lambda: Head(config))}
         self._stacks: dict[str, tuple[Template, int]] = {}
         if config.num_dense_layers:
@@ -48,7 +59,7 @@ class Transformer:
 
     def embed(self, params: dict, ids: Int[Array, "B T"]) -> Float[Array, "B T D"]:
         with jax.named_scope("embed"):
-            return self._ends["embed"].bind(params["embed"])(ids)
+            return self._end("embed", params)(ids)
 
     def blocks(
         self,
@@ -73,13 +84,13 @@ class Transformer:
         for name, (template, count) in self._stacks.items():
             layers = self._layers(first, count, router["bias"] if name == "moe_blocks" else None, max_window)
 
-            def run(x, layer_arrays, template=template):
+            def run(x, layer_arrays, name=name, template=template):
                 arrays, layer, cache = layer_arrays
-                x, stats, cache = template.bind(arrays)(x, tokens, layer, dropless=dropless, cache=cache)
+                x, stats, cache = template.bind(self._gather(name, arrays))(x, tokens, layer, dropless=dropless, cache=cache)
                 return x, (stats, cache)
 
-            if self.config.recompute == "block" and caches is None:
-                run = jax.checkpoint(run)
+            if caches is None:
+                run = recomputed(run, self.config, is_gathered=self._is_gathered)
             cache = None if caches is None else caches[name]
             with jax.named_scope(name):
                 x, (stats, cache) = lax.scan(run, x, (params[name], layers, cache))
@@ -94,18 +105,23 @@ class Transformer:
         """Loss sums of one microbatch."""
         x, stats, _ = self.blocks(params, router, self.embed(params, ids), tokens, dropless=dropless)
         with jax.named_scope("head"):
-            head = self._ends["head"].bind(params["head"])
-            loss_sum, z_sum = head.loss(x, labels, params["embed"]["w_embed"])
+            loss_sum, z_sum = self._end("head", params).loss(x, labels, self._tied(params))
         return Output(loss_sum, z_sum, stats)
 
     def logits(self, params: dict, x: Float[Array, "*batch D"]) -> Float[Array, "*batch V"]:
         """Float32 logits from the last block's output."""
-        return self._ends["head"].bind(params["head"]).logits(x, params["embed"]["w_embed"])
+        return self._end("head", params).logits(x, self._tied(params))
 
     def empty_caches(self, batch: int, places: int, dtype: jnp.dtype) -> dict[str, Cache]:
         """Zero keys and values for generation, stacked over the layers of each stack."""
         shape = (batch, places, self.config.attention.kv_heads, self.config.head_dim)
         return {name: {key: jnp.zeros((count, *shape), dtype) for key in ("k", "v")} for name, (_, count) in self._stacks.items()}
+
+    def _end(self, name: str, params: dict) -> Any:
+        return self._ends[name].bind(self._gather(name, params[name]))
+
+    def _tied(self, params: dict) -> Array | None:
+        return self._gather("embed", params["embed"])["w_embed"] if self.config.tie_embeddings else None
 
     def _layers(self, first: int, count: int, bias: Array | None, max_window: int | None) -> Layer:
         index = jnp.arange(first, first + count, dtype=jnp.int32)

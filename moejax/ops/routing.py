@@ -5,9 +5,13 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
 from moejax.ops.hashing import uniform
+
+ROUTING = "routing"
+"""Name of chosen experts and of the plan made from them, for recomputation: kept in every mode."""
 
 _SMALLEST_NORM = 1e-20  # of a token's weights; a bias can choose experts whose softmax score underflows to zero
 _SIGMOID_FLOOR = 1e-7  # keeps the p-norm of sigmoid scores away from zero
@@ -61,6 +65,7 @@ def route(
         experts = lax.top_k(selection, top_k)[1].astype(jnp.int32)
     else:
         experts = fixed_experts
+    experts = checkpoint_name(experts, ROUTING)
     weights = jnp.take_along_axis(ranked, experts, axis=1)
     if gating == "topk_softmax":
         weights = jax.nn.softmax(weights, axis=-1)

@@ -8,6 +8,7 @@ use ("dp", "ep") and experts ("dp",), with no special case (ZeRO stage 1, Rajbha
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from jax.sharding import PartitionSpec as P
 
@@ -33,26 +34,41 @@ class Rule:
     state: P
     copies: int
 
+    @property
+    def is_gathered(self) -> bool:
+        """Whether the parameter itself is kept as shards, to be gathered where it is used."""
+        return self.dim is not None and self.param == self.state
 
-def make_rule(shape: Sequence[int], logical_axes: Sequence[str], mesh_shape: Mapping[str, int], *, elementwise: bool = True) -> Rule:
+
+def make_rule(
+    shape: Sequence[int],
+    logical_axes: Sequence[str],
+    mesh_shape: Mapping[str, int],
+    *,
+    elementwise: bool = True,
+    weights: Literal["resident", "fsdp"] = "resident",
+) -> Rule:
     """The rule of one leaf.
 
     The state is sharded on the first dim that divides: stack dims (layer, expert) first, and the other dims only for
     optimizers that work element by element. A leaf below 64 KiB, or with no such dim, keeps its state replicated.
+    With fsdp the parameter is sharded like its state, never on the layer dim, since every rank needs a part of each layer.
     """
     entries: list[tuple[str, ...]] = [(_LOGICAL_TO_MESH[name],) if name in _LOGICAL_TO_MESH else () for name in logical_axes]
     named = {axis for entry in entries for axis in entry}
     axes = tuple(axis for axis, size in mesh_shape.items() if axis not in named and size > 1)
     count = math.prod(mesh_shape[axis] for axis in axes)
     local = [size // math.prod(mesh_shape[a] for a in entry) for size, entry in zip(shape, entries, strict=True)]
-    stack = [i for i, name in enumerate(logical_axes) if name in _STACK_DIMS]
+    stack_dims = _STACK_DIMS if weights == "resident" else ("expert",)
+    stack = [i for i, name in enumerate(logical_axes) if name in stack_dims]
     other = [i for i, name in enumerate(logical_axes) if name not in _STACK_DIMS] if elementwise else []
     dims = [i for i in stack + other if local[i] % count == 0]
     param = _spec(entries)
     if count == 1 or not dims or math.prod(local) * 4 < _SMALL_BYTES:
         return Rule(axes, None, param, param, count)
     entries[dims[0]] = entries[dims[0]] + axes
-    return Rule(axes, dims[0], param, _spec(entries), 1)
+    state = _spec(entries)
+    return Rule(axes, dims[0], param if weights == "resident" else state, state, 1)
 
 
 def _spec(entries: list[tuple[str, ...]]) -> P:

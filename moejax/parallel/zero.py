@@ -17,12 +17,15 @@ Tree = dict
 def reduce_gradients(grads: Tree, rules: Tree) -> Tree:
     """Sum float32 gradients over the axes that each parameter is replicated over, and keep this device's shard.
 
-    Leaves with sharded state are reduce-scattered; the others are summed in one all-reduce of their concatenation.
+    Leaves with sharded state are reduce-scattered; the others are summed in one all-reduce of their concatenation. Gradients of
+    parameters that are themselves kept as shards (fsdp) arrive reduced.
     """
     leaves, structure = jax.tree.flatten(grads)
     layout = structure.flatten_up_to(rules)
     together = defaultdict(list)
     for i, (grad, rule) in enumerate(zip(leaves, layout, strict=True)):
+        if rule.is_gathered:
+            continue
         if rule.dim is not None:
             leaves[i] = lax.psum_scatter(grad, rule.axes, scatter_dimension=rule.dim, tiled=True)
         elif rule.axes:
@@ -51,12 +54,12 @@ def clip_scale(norm: jax.Array, max_norm: float | None) -> jax.Array:
 
 
 def gather_parameters(master: Tree, rules: Tree, dtypes: Tree) -> Tree:
-    """Compute-dtype parameters from float32 masters: cast, then all-gather what is sharded."""
+    """Compute-dtype parameters from float32 masters: cast, then all-gather what is sharded and not to be kept so."""
     leaves, structure = jax.tree.flatten(master)
     layout, types = structure.flatten_up_to(rules), structure.flatten_up_to(dtypes)
 
     def whole(value, rule, dtype):
         value = value.astype(dtype)
-        return value if rule.dim is None else lax.all_gather(value, rule.axes, axis=rule.dim, tiled=True)
+        return value if rule.dim is None or rule.is_gathered else lax.all_gather(value, rule.axes, axis=rule.dim, tiled=True)
 
     return structure.unflatten([whole(*triple) for triple in zip(leaves, layout, types, strict=True)])

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 from moejax.config import TrainConfig
 from moejax.data import Dataset
-from moejax.nn import Transformer, tokens_of
+from moejax.nn import tokens_of
 from moejax.parallel import DATA_AXES
 from moejax.train.state import make_layout, state_specs
 
@@ -23,8 +23,8 @@ _SPEC = P(DATA_AXES)
 
 def make_eval_step(config: TrainConfig, mesh: Mesh) -> EvalStep:
     """The jitted forward pass, (params, router state, batch [B, T]) -> {"loss_sum", "tokens"}, float32 sums over all devices."""
-    model = Transformer(config.model)
-    specs = state_specs(config, make_layout(config, mesh, model))
+    layout = make_layout(config, mesh)
+    model, specs = layout.model, state_specs(config, layout)
 
     def forward(params, router, batch):
         first_row = lax.axis_index(DATA_AXES) * batch["tokens"].shape[0]

@@ -24,7 +24,7 @@ _NEW_CONFIG = f"{CONFIG_FILE}.new"
 _EXECUTION_GROUPS = ("mesh.", "log.", "checkpoint.", "eval.")
 _EXECUTION = (
     *("microbatches", "steps", "profile", "resume", "run_dir"),
-    *("model.recompute", "model.moe.grouped_matmul", "model.moe.transport"),
+    *("model.recompute", "model.recompute_keep", "model.moe.grouped_matmul", "model.moe.transport"),
 )
 _HIDDEN = ("resume", "run_dir")
 

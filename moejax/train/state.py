@@ -13,10 +13,10 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from moejax.config import TrainConfig
-from moejax.nn import ParamSpec, Transformer, is_spec
+from moejax.nn import STACKS, ParamSpec, Transformer, is_spec
 from moejax.ops.hashing import truncated_normal
 from moejax.optim import empty_history, init_moments, path_name
-from moejax.parallel import rules, zero
+from moejax.parallel import fsdp, rules, zero
 
 
 @jax.tree_util.register_dataclass
@@ -37,26 +37,29 @@ class TrainState:
 
 
 class Layout(NamedTuple):
-    """Trees like the parameters: declarations, placement rules, and compute dtypes."""
+    """The model for a mesh, and trees like its parameters: declarations, placement rules, and compute dtypes."""
 
+    model: Transformer
     specs: dict
     rules: dict
     dtypes: dict
 
 
-def make_layout(config: TrainConfig, mesh: Mesh, model: Transformer) -> Layout:
+def make_layout(config: TrainConfig, mesh: Mesh) -> Layout:
     """Where each parameter and its state live on this mesh."""
-    mesh_shape = dict(mesh.shape)
-    specs = model.specs
+    mesh_shape, weights = dict(mesh.shape), config.mesh.weights
+    specs = Transformer(config.model).specs
 
     def each(fn):
         return jax.tree.map(fn, specs, is_leaf=is_spec)
 
-    return Layout(
-        specs,
-        each(lambda spec: rules.make_rule(spec.shape, spec.logical_axes, mesh_shape)),
-        each(lambda spec: jnp.dtype(spec.dtype or config.model.dtype)),
-    )
+    placed = each(lambda spec: rules.make_rule(spec.shape, spec.logical_axes, mesh_shape, weights=weights))
+
+    def gather(name: str, arrays: dict) -> dict:
+        return fsdp.gather_weights(arrays, placed[name], is_stacked=name in STACKS)
+
+    model = Transformer(config.model, gather if weights == "fsdp" else None)
+    return Layout(model, specs, placed, each(lambda spec: jnp.dtype(spec.dtype or config.model.dtype)))
 
 
 def state_specs(config: TrainConfig, layout: Layout) -> TrainState:
@@ -73,7 +76,7 @@ def state_specs(config: TrainConfig, layout: Layout) -> TrainState:
 
 def init_state(config: TrainConfig, mesh: Mesh) -> TrainState:
     """A fresh state: the same values on every mesh, generated on the devices straight into their shards."""
-    layout = make_layout(config, mesh, Transformer(config.model))
+    layout = make_layout(config, mesh)
     shardings = _shardings(config, mesh, layout)
     durable_shardings = durable(shardings)
 
@@ -112,7 +115,7 @@ def from_durable(config: TrainConfig, mesh: Mesh, saved: dict) -> TrainState:
 
 def make_parameters(config: TrainConfig, mesh: Mesh, master: dict) -> dict:
     """Parameters for computing: masters cast and gathered."""
-    layout = make_layout(config, mesh, Transformer(config.model))
+    layout = make_layout(config, mesh)
     specs = state_specs(config, layout)
 
     def gather(master):
@@ -124,7 +127,7 @@ def make_parameters(config: TrainConfig, mesh: Mesh, master: dict) -> dict:
 
 def abstract_state(config: TrainConfig, mesh: Mesh) -> TrainState:
     """Shapes, dtypes and shardings of a state, nothing allocated."""
-    layout = make_layout(config, mesh, Transformer(config.model))
+    layout = make_layout(config, mesh)
 
     def leaf(dtype):
         return lambda spec: jax.ShapeDtypeStruct(spec.shape, dtype or jnp.dtype(spec.dtype or config.model.dtype))

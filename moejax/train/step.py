@@ -47,14 +47,13 @@ def make_train_step(config: TrainConfig, mesh: Mesh) -> Step:
 
     Metrics are device scalars named group/name, but for moe/expert_load [MoE layers, E] and moe/layer_drop [MoE layers].
     """
-    model = Transformer(config.model)
-    layout = make_layout(config, mesh, model)
+    layout = make_layout(config, mesh)
     groups = parameter_groups(config.optim, layout.rules)
     schedule = make_schedule(config.optim, config.steps)
     specs = state_specs(config, layout)
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, jax.Array]]:
-        grads, metrics, counts = _accumulate(config, model, state.params, state.router, state.step, batch)
+        grads, metrics, counts = _accumulate(config, layout.model, state.params, state.router, state.step, batch)
         with jax.named_scope("update"):
             grads = zero.reduce_gradients(grads, layout.rules)
             norm = zero.global_norm(grads, layout.rules, AXES)
@@ -81,12 +80,11 @@ def make_train_step(config: TrainConfig, mesh: Mesh) -> Step:
 
 def make_grad_fn(config: TrainConfig, mesh: Mesh) -> Callable[[dict, dict, jax.Array, Batch], tuple[dict, dict[str, jax.Array]]]:
     """The first half of the step: (params, router state, step, batch) -> (float32 gradients of global shape, metrics)."""
-    model = Transformer(config.model)
-    layout = make_layout(config, mesh, model)
+    layout = make_layout(config, mesh)
     specs = state_specs(config, layout)
 
     def gradients(params, router, step, batch):
-        grads, metrics, _ = _accumulate(config, model, params, router, step, batch)
+        grads, metrics, _ = _accumulate(config, layout.model, params, router, step, batch)
         return zero.reduce_gradients(grads, layout.rules), metrics
 
     mapped = jax.shard_map(

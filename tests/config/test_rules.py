@@ -149,6 +149,7 @@ OPTIM = [
 RUN = [
     below("mesh.dp", 0, 1),
     below("mesh.ep", 0, 1),
+    misspelled("mesh.weights", "fsdp2", "resident, fsdp", "fsdp"),
     below("checkpoint.every", 0, 1),
     below("checkpoint.keep", 0, 1),
     below("eval.every", 0, 1),
@@ -191,7 +192,25 @@ ENUMS = [
     misspelled("model.moe.grouped_matmul", "cpus", "auto, reference, cpu", "cpu"),
     misspelled("model.norm_placement", "perry", "pre, post, peri", "peri"),
     misspelled("model.dtype", "bf16loat", "float32, bfloat16", "bfloat16"),
-    misspelled("model.recompute", "blocks", "none, block", "block"),
+    misspelled("model.recompute", "blocks", "none, block, selective, offload", "block"),
+    (
+        {"model.recompute_keep": ("qkv",), "model.recompute": "block"},
+        "model.recompute_keep=('qkv',) has no effect with model.recompute=block; use selective or offload, or leave it out",
+    ),
+    (
+        {"model.recompute_keep": (), "model.recompute": "offload"},
+        "model.recompute_keep=() is empty; name a result to keep, or use model.recompute=block",
+    ),
+    (
+        {"model.recompute_keep": ("qkvs",), "model.recompute": "selective"},
+        "model.recompute_keep=('qkvs',) holds 'qkvs', which names no result; the names are block_in, qkv, attention, expert_rows, "
+        "expert_gate_up, expert_out, shared_gate_up, mlp_gate_up",
+    ),
+    (
+        {"model.recompute_keep": ("mlp_gate_up",), "model.recompute": "offload", "model.num_dense_layers": 0, "model.mlp_dim": 0},
+        "model.recompute_keep=('mlp_gate_up',) holds 'mlp_gate_up', but this model has none; its results are block_in, qkv, attention, "
+        "expert_rows, expert_gate_up, expert_out, shared_gate_up",
+    ),
     misspelled("data.source", "file", "shakespeare, files", "files"),
     misspelled("data.token_dtype", "uint24", "uint8, uint16, uint32, uint64", "uint64"),
     misspelled("optim.schedule.kind", "cosin", "cosine, wsd, constant", "cosine"),

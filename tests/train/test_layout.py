@@ -109,6 +109,22 @@ def test_the_rule_of_a_leaf(shape, axes, mesh, elementwise, expected):
     assert make_rule(shape, axes, {"pp": 1, "dp": mesh[0], "ep": mesh[1]}, elementwise=elementwise) == expected
 
 
+FSDP = {
+    "dense weights are kept as their state is, never split by layer": ((8, 512, 512), ("layer", "embed", "mlp"), P(None, BOTH, None)),
+    "experts are split further over dp": ((8, 8, 128, 512), EXPERT, P(None, ("ep", "dp"), None, None)),
+    "an expert count that does not divide leaves the next dim": ((8, 4, 128, 512), EXPERT, P(None, "ep", "dp", None)),
+    "no dim but the layers divides: replicated": ((8, 515, 517), ("layer", "embed", "mlp"), P(None, None, None)),
+    "small leaves stay whole": ((8, 16), ("layer", "norm"), P(None, None)),
+}
+
+
+@pytest.mark.parametrize(("shape", "axes", "kept"), FSDP.values(), ids=FSDP.keys())
+def test_fsdp_keeps_parameters_as_shards(shape, axes, kept):
+    rule = make_rule(shape, axes, {"pp": 1, "dp": 2, "ep": 4}, weights="fsdp")
+    assert rule.param == rule.state == kept
+    assert rule.is_gathered == (rule.dim is not None)
+
+
 def test_a_mesh_takes_the_first_devices_with_ep_innermost():
     mesh = make_mesh(MeshConfig(dp=2, ep=3))
     assert mesh.axis_names == AXES == ("pp", "dp", "ep")

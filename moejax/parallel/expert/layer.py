@@ -7,8 +7,10 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
+from moejax.ops.routing import ROUTING
 from moejax.parallel.expert.choice import Transport
 from moejax.parallel.expert.move import combine, dispatch
 from moejax.parallel.expert.plan import capacity, make_plan, plan_rows
@@ -58,8 +60,9 @@ def expert_parallel(
 
     def run(x, experts, weights, limit):
         plan = make_plan(experts, num_experts=num_experts, capacity=limit, tile=tile, axis=axis)
+        plan = jax.tree.map(lambda a: checkpoint_name(a, ROUTING), plan)
         rows = plan_rows(limit, num_experts, ranks, tile)
-        y = expert_fn(dispatch(x, plan, rows, axis, transport), plan.group_sizes)
+        y = expert_fn(checkpoint_name(dispatch(x, plan, rows, axis, transport), "expert_rows"), plan.group_sizes)
         return combine(y, weights, plan, axis, transport), plan
 
     routes = valid.sum(dtype=jnp.float32) * top_k

@@ -9,6 +9,7 @@ import functools
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 from moejax.parallel.expert.choice import Transport
@@ -42,7 +43,7 @@ def combine(y: Float[Array, "rows D"], weights: Float[Array, "T A"], plan: Plan,
 
 
 def _combine_forward(y, weights, plan, axis, transport):
-    rows = _rows_by_token(y, weights, plan, axis, transport)
+    rows = checkpoint_name(_rows_by_token(y, weights, plan, axis, transport), "expert_out")
     return _weighted_sum(rows, weights).astype(y.dtype), (rows, weights, plan, y.shape[0])
 
 

@@ -1,0 +1,67 @@
+"""Which intermediate results of a block are kept for the backward pass, which are computed again, and which wait in host memory.
+
+Results carry names (`checkpoint_name` where they are made; `moejax.config.RESIDUALS` lists them). Routing is kept in every mode: it is
+small, and a choice that was made twice could come out twice (ties), so tokens never travel to other experts in the backward pass.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+
+import jax
+from jax import checkpoint_policies as policies
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+
+from moejax.config import ModelConfig
+from moejax.ops.routing import ROUTING
+from moejax.parallel.fsdp import GATHERED
+
+_HOST = "pinned_host"
+
+
+def recomputed(block: Callable, config: ModelConfig, *, is_gathered: bool) -> Callable:
+    """The block with model.recompute applied; gathered weights (fsdp) are never kept."""
+    if config.recompute == "none" and not is_gathered:
+        return block
+    # Forward and backward are two loops over the layers, so nothing can be merged across them.
+    return jax.checkpoint(block, policy=_policy(config), prevent_cse=False)
+
+
+def _policy(config: ModelConfig) -> Callable:
+    names = config.kept_residuals
+    if config.recompute == "none":
+        return policies.save_anything_except_these_names(GATHERED)
+    if config.recompute == "offload":
+        return policies.save_and_offload_only_these_names(
+            names_which_can_be_saved=[ROUTING], names_which_can_be_offloaded=list(names), offload_src="device", offload_dst=_HOST
+        )
+    return policies.save_only_these_names(ROUTING, *names)
+
+
+def offloaded_bytes(jaxpr: ClosedJaxpr) -> dict[str, int]:
+    """Bytes that each named result sends to host memory in one run of a traced program, per device; they come back once."""
+    found: Counter[str] = Counter()
+    _count(jaxpr.jaxpr, 1, found)
+    return dict(found)
+
+
+def _count(jaxpr, times: int, found: Counter) -> None:
+    names = {}
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == "name":
+            names[eqn.outvars[0]] = eqn.params["name"]
+        elif eqn.primitive.name == "device_put":
+            for var, target in zip(eqn.invars, eqn.params["devices"], strict=True):
+                if "host" in str(target).lower() and not isinstance(var, Literal):
+                    found[names.get(var, "unnamed")] += times * var.aval.size * var.aval.dtype.itemsize
+        runs = times * eqn.params.get("length", 1) if eqn.primitive.name == "scan" else times
+        for inner in _inner(eqn):
+            _count(inner, runs, found)
+
+
+def _inner(eqn):
+    for value in eqn.params.values():
+        for item in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(item, ClosedJaxpr):
+                yield item.jaxpr
+            elif isinstance(item, Jaxpr):
+                yield item

@@ -1,0 +1,93 @@
+"""What recomputation keeps, what it moves to host memory, and what it never does twice."""
+
+import dataclasses
+from collections import Counter
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from moejax.config import RESIDUALS, TrainConfig
+from moejax.nn.recompute import offloaded_bytes
+from moejax.parallel import make_mesh
+from moejax.train.state import abstract_state
+from moejax.train.step import make_grad_fn
+from tests.oracle.examples import model_config, train_config
+
+LAYERS, TOKENS, TOP_K, WIDTH = 3, 8 * 5, 2, 16
+MODEL = model_config(
+    num_layers=LAYERS,
+    num_dense_layers=1,
+    mlp_dim=20,
+    attention={"num_heads": 2, "num_kv_heads": 1},
+    moe={"num_shared_experts": 1, "shared_expert_dim": 10, "capacity_factor": 1.25},
+)
+
+
+def traced(config: TrainConfig):
+    """The jaxpr of the gradient function of one device's share."""
+    mesh = make_mesh(config.mesh)
+    state = abstract_state(config, mesh)
+    part = jax.ShapeDtypeStruct((config.microbatches, config.microbatch_size, config.data.seq_len), jnp.int32)
+    batch = dict.fromkeys(("tokens", "labels", "segment_ids", "positions"), part)
+    return make_grad_fn(config, mesh).trace(state.params, state.router, jax.ShapeDtypeStruct((), jnp.int32), batch).jaxpr
+
+
+def rows_of_buffer() -> int:
+    """Dropped to whole tiles: ceil(1.25 T A) rows, and room for each local expert's last tile of 8."""
+    wanted = -(-TOKENS * TOP_K * 5 // 4)
+    return -(-(-(-wanted // 8) * 8 + 4 * 7) // 8) * 8
+
+
+EXPECTED = {
+    "block_in": LAYERS * TOKENS * WIDTH,
+    "qkv": LAYERS * TOKENS * (WIDTH + 2 * WIDTH // 2),
+    "attention": None,
+    "expert_rows": 2 * rows_of_buffer() * WIDTH,
+    "expert_gate_up": 2 * rows_of_buffer() * 2 * 12,
+    "expert_out": 2 * TOKENS * TOP_K * WIDTH,
+    "shared_gate_up": 2 * TOKENS * 2 * 10,
+    "mlp_gate_up": TOKENS * 2 * 20,
+}
+
+
+@pytest.mark.parametrize("name", RESIDUALS)
+def test_p48_every_name_that_can_be_offloaded_moves_the_bytes_of_its_result(name):
+    """Named alone, so that nothing else can stand in for it; two microbatches move twice as much."""
+    model = dataclasses.replace(MODEL, recompute="offload", recompute_keep=(name,))
+    moved = offloaded_bytes(traced(train_config(model, ep=2, batch_size=32, microbatches=2)))
+    assert set(moved) == {name}
+    if EXPECTED[name] is None:
+        assert moved[name] >= 2 * 4 * LAYERS * TOKENS * WIDTH
+    else:
+        assert moved[name] == 2 * 4 * EXPECTED[name]
+
+
+@pytest.mark.parametrize("mode", ["none", "block", "selective"])
+def test_other_modes_move_nothing_to_the_host(mode):
+    assert offloaded_bytes(traced(train_config(dataclasses.replace(MODEL, recompute=mode), ep=2))) == {}
+
+
+MOVES = {"none": 4, "block": 6, "selective": 4, "offload": 6}
+
+
+@pytest.mark.parametrize("mode", MOVES)
+def test_routing_is_never_done_twice_and_rows_travel_no_more_than_they_must(mode):
+    """One gather of counts (1-d operand) per MoE layer in every mode; the row moves of dispatch, combine and their backward passes."""
+    model = dataclasses.replace(MODEL, recompute=mode, moe=dataclasses.replace(MODEL.moe, transport="gather"))
+    found = Counter(primitives(traced(train_config(model, ep=2)).jaxpr))
+    assert found["all_gather", 1] == 1
+    assert found["all_gather", 2] == MOVES[mode]
+    assert found["top_k", 2] == 1
+
+
+def primitives(jaxpr):
+    """(name, rank of the first operand) of every equation, those of inner jaxprs once."""
+    for eqn in jaxpr.eqns:
+        yield eqn.primitive.name, eqn.invars[0].aval.ndim if eqn.invars else 0
+        for value in eqn.params.values():
+            for inner in value if isinstance(value, tuple | list) else (value,):
+                if hasattr(inner, "eqns"):
+                    yield from primitives(inner)
+                elif hasattr(inner, "jaxpr"):
+                    yield from primitives(inner.jaxpr)
