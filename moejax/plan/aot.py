@@ -6,7 +6,11 @@ process: Mosaic keeps compiled kernels without the architecture in the key.
 
 import functools
 import importlib.util
+import tempfile
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,10 +18,65 @@ from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from moejax.config import MeshConfig
+from moejax.config import MeshConfig, TrainConfig
 from moejax.errors import ConfigError
 from moejax.parallel import make_mesh
 from moejax.plan.gpus import find_gpu, gpus_per_host, target_config
+from moejax.plan.hlo import Hlo
+from moejax.plan.memory import Buffer, peak_buffers
+from moejax.plan.traffic import Collective, HostTransfer, collectives, host_transfers
+from moejax.train.state import abstract_state
+from moejax.train.step import abstract_batch, make_train_step
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program compiled for GPUs, and what XLA says of it for one of them; bytes, seconds.
+
+    peak: buffers alive when most memory is needed, arguments included.
+    """
+
+    hlo: Hlo
+    collectives: list[Collective]
+    host_transfers: list[HostTransfer]
+    argument_bytes: int
+    output_bytes: int
+    alias_bytes: int
+    temp_bytes: int
+    peak: list[Buffer]
+    lower_s: float
+    compile_s: float
+
+
+def compile_step(config: TrainConfig, gpu: str) -> Program:
+    """The training step of a config, the one that trains, compiled for its mesh of these GPUs.
+
+    Raises:
+        ConfigError: if the GPU is not in the table, the CUDA plugin is not installed, or a setting does not work on this GPU.
+    """
+    mesh = gpu_mesh(gpu, config.mesh)
+    start = time.perf_counter()
+    step: Any = make_train_step(config, mesh)
+    lowered = step.lower(abstract_state(config, mesh), abstract_batch(config, mesh))
+    middle = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        compiled = lowered.compile(compiler_options={"xla_dump_to": folder})
+        end = time.perf_counter()
+        (live_ranges,) = Path(folder).glob("*live-range.txt")
+        text = live_ranges.read_text()
+    hlo, stats = Hlo(compiled.as_text()), compiled.memory_analysis()
+    return Program(
+        hlo=hlo,
+        collectives=collectives(hlo, dict(mesh.shape)),
+        host_transfers=host_transfers(hlo),
+        argument_bytes=stats.argument_size_in_bytes,
+        output_bytes=stats.output_size_in_bytes,
+        alias_bytes=stats.alias_size_in_bytes,
+        temp_bytes=stats.temp_size_in_bytes,
+        peak=peak_buffers(text, hlo),
+        lower_s=middle - start,
+        compile_s=end - middle,
+    )
 
 
 def gpu_mesh(gpu: str, config: MeshConfig) -> Mesh:

@@ -42,6 +42,13 @@ def put_batch(batch: dict[str, np.ndarray], config: TrainConfig, mesh: Mesh) -> 
     return {name: put(value) for name, value in batch.items()}
 
 
+def abstract_batch(config: TrainConfig, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes and shardings of a batch on the devices, nothing allocated."""
+    shape = (config.microbatches, config.microbatch_size, config.data.seq_len)
+    array = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=NamedSharding(mesh, BATCH_SPEC))
+    return dict.fromkeys(("tokens", "labels", "segment_ids", "positions"), array)
+
+
 def make_train_step(config: TrainConfig, mesh: Mesh) -> Step:
     """The jitted step, (state, batch) -> (state, metrics). It donates the state, and never waits for the host.
 

@@ -1,0 +1,152 @@
+"""What a compiled program sends between GPUs and to the host, read from its HLO."""
+
+import itertools
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from moejax.plan.hlo import Hlo, Instruction, array_bytes, arrays_of
+
+_KIND = re.compile(r"(all-reduce|all-gather|reduce-scatter|ragged-all-to-all|all-to-all|collective-permute|collective-broadcast)(-start)?")
+_OUTSIDE = ("infeed", "outfeed", "send", "recv")
+_CALLBACKS = ("callback", "SendToHost", "RecvFromHost")
+_HOST_SPACE = "S(5)"  # XLA's memory space of pinned host memory
+_NO_KERNEL = ("bitcast", "get-tuple-element", "tuple", "parameter", "constant", "partition-id", "after-all")
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One collective of a program, seen from one device.
+
+    axes: mesh axes (of size > 1) that it spans.
+    shapes: printed arrays that come out. payload: bytes that it carries: of the whole gathered or scattered array; of a ragged
+    all-to-all the routes, not the buffer with room for more.
+    times: executions in one run of the program.
+    overlap: kernels scheduled between its start and its end; None if it is synchronous.
+    op_name: where it comes from in the JAX program.
+    """
+
+    kind: str
+    axes: tuple[str, ...]
+    shapes: tuple[str, ...]
+    payload: int
+    times: int
+    overlap: int | None
+    op_name: str
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        return tuple(sorted({shape.split("[")[0] for shape in self.shapes}))
+
+
+@dataclass(frozen=True)
+class HostTransfer:
+    """Something that leaves for the host, or comes from there. size_bytes counts one execution."""
+
+    what: str
+    size_bytes: int
+    times: int
+
+
+def collectives(hlo: Hlo, mesh_shape: Mapping[str, int]) -> list[Collective]:
+    """All collectives; one that was split into start and end counts once.
+
+    Raises:
+        ValueError: if the groups of one are no axes of the mesh.
+    """
+    found = []
+    for name, times in hlo.times.items():
+        body = hlo.computations[name]
+        for place, instruction in enumerate(body):
+            if kind := _KIND.fullmatch(instruction.op):
+                found.append(_collective(instruction, kind[1], times, mesh_shape, _overlap(body, place) if kind[2] else None))
+    return found
+
+
+def host_transfers(hlo: Hlo) -> list[HostTransfer]:
+    """Copies to and from pinned host memory, infeeds, sends and callbacks."""
+    found = []
+    for instruction, times in hlo.instructions():
+        is_copy = _HOST_SPACE in instruction.type and instruction.op in ("copy-start", "copy", "async-start", "fusion")
+        if is_copy or instruction.op in _OUTSIDE or any(word in (instruction.target or "") for word in _CALLBACKS):
+            first = arrays_of(instruction.type)[:1]
+            found.append(
+                HostTransfer(f"{instruction.op} {instruction.type} {instruction.op_name}", sum(array_bytes(*a) for a in first), times)
+            )
+    return found
+
+
+def table(found: list[Collective]) -> str:
+    """The collectives as lines of text, equal ones in one line, largest first."""
+    lines: dict[tuple, list[int]] = {}
+    for c in found:
+        shape = c.shapes[0] if len(c.shapes) == 1 else f"{len(c.shapes)} arrays of {', '.join(c.dtypes)}"
+        key = (c.kind, ",".join(c.axes), shape, c.payload, "sync" if c.overlap is None else "async")
+        lines.setdefault(key, []).append(c.times)
+    rows = [("collective", "axes", "static", "runs", "MiB each", "start", "result")]
+    for (kind, axes, shape, payload, start), times in sorted(lines.items(), key=lambda item: -item[0][3] * sum(item[1])):
+        rows.append((kind, axes, str(len(times)), str(sum(times)), f"{payload / 2**20:.3f}", start, shape))
+    widths = [max(len(row[i]) for row in rows) for i in range(6)]
+    return "\n".join("  ".join(f"{cell:<{width}}" for cell, width in zip(row, (*widths, 0), strict=True)).rstrip() for row in rows)
+
+
+def _collective(instruction: Instruction, kind: str, times: int, mesh_shape: Mapping[str, int], overlap: int | None) -> Collective:
+    arrays, axes = arrays_of(instruction.type), _axes(instruction.attributes, mesh_shape)
+    if kind == "ragged-all-to-all":
+        # Operand and result beside offsets and sizes: the side without room to spare holds the routes.
+        rows = [array for array in arrays if len(array[1]) > 1]
+        results = [min(rows or arrays_of(instruction.operands), key=lambda array: array_bytes(*array))]
+    else:
+        # A start gives its operands and then its results, but for an all-reduce, whose results are all there is.
+        results = arrays[len(arrays) // 2 :] if overlap is not None and kind != "all-reduce" else arrays
+    size = sum(array_bytes(*array) for array in results)
+    group = math.prod(mesh_shape[axis] for axis in axes)
+    shapes = tuple(f"{dtype}[{','.join(map(str, shape))}]" for dtype, shape in results)
+    return Collective(kind, axes, shapes, size * (group if kind == "reduce-scatter" else 1), times, overlap, instruction.op_name)
+
+
+def _axes(attributes: str, mesh_shape: Mapping[str, int]) -> tuple[str, ...]:
+    """The axes of a collective, from any of the ways in which XLA prints its groups."""
+    if named := re.search(r"replica_groups=mesh\[[^\]]*\]\s*\{([^}]*)\}", attributes):
+        listed = re.findall(r"'(\w+)'", named[1])
+        return tuple(axis for axis, size in mesh_shape.items() if axis in listed and size > 1)
+    group = _first_group(attributes, math.prod(mesh_shape.values()))
+    devices = np.arange(math.prod(mesh_shape.values())).reshape(tuple(mesh_shape.values()))
+    large = [axis for axis, size in mesh_shape.items() if size > 1]
+    for count in range(len(large) + 1):
+        for chosen in itertools.combinations(large, count):
+            if devices[tuple(slice(None) if axis in chosen else 0 for axis in mesh_shape)].reshape(-1).tolist() == group:
+                return chosen
+    raise ValueError(f"replica groups are no axes of the mesh {dict(mesh_shape)}: {attributes[:200]}")
+
+
+def _first_group(attributes: str, devices: int) -> list[int]:
+    """The group of device 0."""
+    if listed := re.search(r"replica_groups=\{\{([\d,]+)\}", attributes):
+        return [int(d) for d in listed[1].split(",")]
+    if pairs := re.search(r"source_target_pairs=(\{\{[\d,{}]*\}\})", attributes):
+        return _ring_of_zero({int(a): int(b) for a, b in re.findall(r"\{(\d+),(\d+)\}", pairs[1])})
+    if iota := re.search(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", attributes):
+        dims = [int(d) for d in iota[3].split(",")]
+        order = [int(d) for d in iota[4].split(",")] if iota[4] else list(range(len(dims)))
+        return np.arange(devices).reshape(dims).transpose(order).reshape(-1)[: int(iota[2])].tolist()
+    return list(range(devices))
+
+
+def _ring_of_zero(target: dict[int, int]) -> list[int]:
+    """Devices that a permutation leads through from 0, in rising order."""
+    ring, place = [0], target.get(0, 0)
+    while place not in ring:
+        ring.append(place)
+        place = target.get(place, 0)
+    return sorted(ring)
+
+
+def _overlap(body: list[Instruction], place: int) -> int:
+    """Kernels scheduled between a start and its end."""
+    name = re.compile(rf"%{re.escape(body[place].name)}(?![\w.\-])")
+    end = next((i for i in range(place + 1, len(body)) if name.search(body[i].operands)), place)
+    return sum(1 for i in body[place + 1 : end] if i.op not in _NO_KERNEL and not i.op.endswith(("-start", "-done")))
