@@ -15,6 +15,11 @@ DATA_AXES = ("dp", "ep")
 """Axes over which a batch is split; dense layers are replicated over them."""
 
 
+def mesh_shape(config: MeshConfig) -> dict[str, int]:
+    """Size of each axis."""
+    return dict(zip(AXES, (1, config.dp, config.ep), strict=True))
+
+
 def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Mesh:
     """A mesh with axes ("pp", "dp", "ep") over the first devices, or over those given.
 
@@ -27,5 +32,5 @@ def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Me
             f"mesh.dp={config.dp} x mesh.ep={config.ep} needs {config.num_devices} devices, but there are {len(devices)} "
             f"({devices[0].device_kind}); lower mesh.dp or mesh.ep, or start with more devices"
         )
-    shape = (1, config.dp, config.ep)
+    shape = tuple(mesh_shape(config).values())
     return jax.make_mesh(shape, AXES, devices=devices[: math.prod(shape)], axis_types=(AxisType.Auto,) * len(AXES))

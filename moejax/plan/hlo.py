@@ -76,11 +76,13 @@ class Hlo:
     def kernels(self) -> dict[str, int]:
         """Custom calls by target (for Mosaic GPU by the kernel's name), with the number of executions in one run."""
         counts: dict[str, int] = {}
-        for instruction, times in self.instructions():
-            if instruction.target is not None:
-                named = re.search(r"moejax_\w+", instruction.attributes)
-                label = named[0] if named else instruction.target
-                counts[label] = counts.get(label, 0) + times
+        for scheduled, times in self.instructions():
+            fused = self.computations[name] if (name := _fused(scheduled)) else [scheduled]
+            for instruction in fused:
+                if instruction.target is not None:
+                    named = re.search(r"grouped_\w+", instruction.attributes)
+                    label = named[0] if named else instruction.target
+                    counts[label] = counts.get(label, 0) + times
         return dict(sorted(counts.items()))
 
     def _visit(self, name: str, times: int) -> None:
@@ -112,6 +114,11 @@ def _called(instruction: Instruction) -> list[str]:
     if instruction.op in ("call", "async-start"):
         return re.findall(r"(?:to_apply|calls)=%?([\w.\-]+)", instruction.attributes)
     return []
+
+
+def _fused(instruction: Instruction) -> str | None:
+    found = re.search(r"calls=%?([\w.\-]+)", instruction.attributes) if instruction.op == "fusion" else None
+    return found[1] if found else None
 
 
 def _split(rest: str) -> tuple[str, str]:

@@ -62,7 +62,9 @@ def collectives(hlo: Hlo, mesh_shape: Mapping[str, int]) -> list[Collective]:
         body = hlo.computations[name]
         for place, instruction in enumerate(body):
             if kind := _KIND.fullmatch(instruction.op):
-                found.append(_collective(instruction, kind[1], times, mesh_shape, _overlap(body, place) if kind[2] else None))
+                overlap = _overlap(body, place) if kind[2] else None
+                moved = _moved(body, instruction, kind[1], overlap is not None)
+                found.append(_collective(instruction, kind[1], moved, times, mesh_shape, overlap))
     return found
 
 
@@ -93,18 +95,25 @@ def table(found: list[Collective]) -> str:
     return "\n".join("  ".join(f"{cell:<{width}}" for cell, width in zip(row, (*widths, 0), strict=True)).rstrip() for row in rows)
 
 
-def _collective(instruction: Instruction, kind: str, times: int, mesh_shape: Mapping[str, int], overlap: int | None) -> Collective:
-    arrays, axes = arrays_of(instruction.type), _axes(instruction.attributes, mesh_shape)
+def _moved(body: list[Instruction], instruction: Instruction, kind: str, is_start: bool) -> list[tuple[str, tuple[int, ...]]]:
+    """The arrays whose elements a collective carries."""
+    arrays = arrays_of(instruction.type)
     if kind == "ragged-all-to-all":
-        # Operand and result beside offsets and sizes: the side without room to spare holds the routes.
-        rows = [array for array in arrays if len(array[1]) > 1]
-        results = [min(rows or arrays_of(instruction.operands), key=lambda array: array_bytes(*array))]
-    else:
-        # A start gives its operands and then its results, but for an all-reduce, whose results are all there is.
-        results = arrays[len(arrays) // 2 :] if overlap is not None and kind != "all-reduce" else arrays
-    size = sum(array_bytes(*array) for array in results)
+        # Of operand and result, the side without room to spare holds the routes.
+        operand = re.findall(r"%([\w.\-]+)", instruction.operands)[0]
+        made = next(i.type for i in body if i.name == operand)
+        return [min((array for array in (*arrays, *arrays_of(made)) if len(array[1]) > 1), key=lambda array: array_bytes(*array))]
+    # A start gives its operands and then its results, but for an all-reduce, whose results are all there is.
+    return arrays[len(arrays) // 2 :] if is_start and kind != "all-reduce" else arrays
+
+
+def _collective(
+    instruction: Instruction, kind: str, moved: list, times: int, mesh_shape: Mapping[str, int], overlap: int | None
+) -> Collective:
+    axes = _axes(instruction.attributes, mesh_shape)
+    size = sum(array_bytes(*array) for array in moved)
     group = math.prod(mesh_shape[axis] for axis in axes)
-    shapes = tuple(f"{dtype}[{','.join(map(str, shape))}]" for dtype, shape in results)
+    shapes = tuple(f"{dtype}[{','.join(map(str, shape))}]" for dtype, shape in moved)
     return Collective(kind, axes, shapes, size * (group if kind == "reduce-scatter" else 1), times, overlap, instruction.op_name)
 
 
