@@ -12,7 +12,6 @@ import argparse
 import itertools
 import json
 
-from moejax_kernels.grouped_matmul import choose_implementation
 from moejax_kernels.grouped_matmul.bench import PATTERNS, WEIGHT_PASSES, Case, measure
 
 
@@ -32,9 +31,8 @@ def main() -> None:
     parser.add_argument("--passes", nargs="+", choices=tuple(WEIGHT_PASSES), default=list(WEIGHT_PASSES), help="default: all")
     parser.add_argument("--repeats", type=int, default=15, help="interleaved rounds, of which the median counts (default: %(default)s)")
     args = parser.parse_args()
-    chosen = list(dict.fromkeys(choose_implementation(name) for name in args.implementations))
     for rows, (k, n), experts, pattern in itertools.product(args.rows, args.widths, args.experts, args.patterns):
-        for line in measure(Case(rows, k, n, experts, args.dtype, pattern), chosen, passes=args.passes, repeats=args.repeats):
+        for line in measure(Case(rows, k, n, experts, args.dtype, pattern), args.implementations, passes=args.passes, repeats=args.repeats):
             print(json.dumps({key: float(f"{v:.4g}") if isinstance(v, float) else v for key, v in line.items()}), flush=True)
 
 

@@ -118,8 +118,8 @@ class MoEConfig:
     """Rows a rank accepts per microbatch, in even loads; later rows are dropped and counted. None: dropless, exact for any routing."""
     transport: Literal["auto", "gather", "ragged"] = "auto"
     """How rows travel between ranks: ragged (ragged all-to-all, GPUs), gather (all-gather, any device); auto takes ragged on GPU."""
-    grouped_matmul: Literal["auto", "reference", "cpu"] = "auto"
-    """Kernel of the expert products; auto takes the best one for the device. reference: plain definition, slow."""
+    grouped_matmul: Literal["auto", "reference", "cpu", "mosaic"] = "auto"
+    """Kernel of the expert products; auto takes mosaic (bfloat16 on H100, H200, B200, B300) or cpu. reference: plain definition, slow."""
 
     def __post_init__(self) -> None:
         at_least("model.moe.num_experts", self.num_experts, 1)
@@ -141,7 +141,7 @@ class MoEConfig:
                 f"model.moe.capacity_factor={self.capacity_factor} is not positive; 1.25 is usual, None never drops",
             )
         one_of("model.moe.transport", self.transport, ("auto", "gather", "ragged"))
-        one_of("model.moe.grouped_matmul", self.grouped_matmul, ("auto", "reference", "cpu"))
+        one_of("model.moe.grouped_matmul", self.grouped_matmul, ("auto", "reference", "cpu", "mosaic"))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from moejax import checkpoint
-from moejax.config import MoEConfig, TrainConfig, to_dict
+from moejax.config import ModelConfig, MoEConfig, TrainConfig, to_dict
 from moejax.config.check import check
 from moejax.data import Dataset, Prefetch, open_data
 from moejax.errors import TrainingError
@@ -279,13 +279,14 @@ def _describe(config: TrainConfig, mesh: Mesh, dataset: Dataset) -> list[str]:
         f"steps      {config.steps} of {batch} sequences{split} = {short(tokens)} tokens each, {short(tokens * config.steps)} in all",
     ]
     if model.moe is not None:
-        lines.insert(2, _describe_experts(model.moe, config.mesh.ep))
+        lines.insert(2, _describe_experts(model, model.moe, config.mesh.ep))
     return lines
 
 
-def _describe_experts(moe: MoEConfig, ranks: int) -> str:
+def _describe_experts(model: ModelConfig, moe: MoEConfig, ranks: int) -> str:
     capacity = "dropless" if moe.capacity_factor is None else f"capacity factor {moe.capacity_factor:g}"
-    kernel, transport = choose_kernel(moe.grouped_matmul), choose_transport(moe.transport)
+    kernel = choose_kernel(moe.grouped_matmul, dtype=model.dtype, embed_dim=model.embed_dim, expert_dim=moe.expert_dim).name
+    transport = choose_transport(moe.transport)
     place = f"{ranks} ranks" if ranks > 1 else "1 rank"
     return f"experts    {moe.num_experts} on {place}, {moe.top_k} for a token, {capacity}; {kernel} kernel, {transport} transport"
 

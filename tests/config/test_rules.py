@@ -189,7 +189,7 @@ ENUMS = [
     misspelled("model.moe.router.assignment", "learnt", "learned, uniform, random", "learned"),
     misspelled("model.moe.router.balance_loss", "locale", "none, local, instance, global", "local"),
     misspelled("model.moe.transport", "raged", "auto, gather, ragged", "ragged"),
-    misspelled("model.moe.grouped_matmul", "cpus", "auto, reference, cpu", "cpu"),
+    misspelled("model.moe.grouped_matmul", "cpus", "auto, reference, cpu, mosaic", "cpu"),
     misspelled("model.norm_placement", "perry", "pre, post, peri", "peri"),
     misspelled("model.dtype", "bf16loat", "float32, bfloat16", "bfloat16"),
     misspelled("model.recompute", "blocks", "none, block, selective, offload", "block"),

@@ -1,4 +1,4 @@
-"""Every implementation of the grouped product against a loop over experts in float64."""
+"""Every implementation that runs on a CPU against a loop over experts in float64; test_mosaic.py has the others."""
 
 import functools
 
@@ -11,29 +11,11 @@ from hypothesis import strategies as st
 
 from moejax.testing import assert_trees_close
 from moejax_kernels.grouped_matmul import align_up, buffer_rows, grouped_matmul
+from tests.kernels.grouped import case, exact
 
 TILE = 8
 IMPLEMENTATIONS = ("reference", "cpu")
 every_implementation = pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-
-
-def rows_of(sizes, tile=TILE):
-    """The rows of each expert in the tile-aligned layout, worked out one after the other."""
-    start, rows = 0, []
-    for size in sizes:
-        rows.append(slice(start, start + size))
-        start += -(-size // tile) * tile
-    return rows
-
-
-def case(sizes, buffer, width=(5, 6), dtype="float32", seed=0, tile=TILE):
-    """x and dy with zero pad rows, and w."""
-    rng = np.random.default_rng(seed)
-    x, dy = np.zeros((buffer, width[0])), np.zeros((buffer, width[1]))
-    for rows in rows_of(sizes, tile):
-        x[rows], dy[rows] = rng.normal(size=x[rows].shape), rng.normal(size=dy[rows].shape)
-    w = rng.normal(size=(len(sizes), *width))
-    return tuple(jnp.asarray(a, dtype) for a in (x, w, dy))
 
 
 @functools.partial(jax.jit, static_argnames=("tile", "implementation"))
@@ -43,20 +25,10 @@ def run(x, w, dy, sizes, *, tile=TILE, implementation):
     return {"y": y, "dx": dx, "dw": dw}
 
 
-def exact(x, w, dy, sizes, tile=TILE):
-    x, w, dy = (np.asarray(a, np.float64) for a in (x, w, dy))
-    truth = {"y": np.zeros_like(dy), "dx": np.zeros_like(x), "dw": np.zeros_like(w)}
-    for e, rows in enumerate(rows_of(sizes, tile)):
-        truth["y"][rows] = x[rows] @ w[e]
-        truth["dx"][rows] = dy[rows] @ w[e].T
-        truth["dw"][e] = x[rows].T @ dy[rows]
-    return truth
-
-
-def check(sizes, implementation, *, rows=None, tile=TILE, dtype="float32", **kwargs):
+def check(sizes, implementation, *, rows=None, tile=TILE, width=(5, 6), dtype="float32", seed=0):
     """Forward and both gradients; `rows` real rows must fit whatever their split. Returns what came out."""
     buffer = buffer_rows(rows or max(sum(sizes), 1), len(sizes), tile)
-    arrays = case(sizes, buffer, tile=tile, dtype=dtype, **kwargs)
+    arrays = case(sizes, buffer, width, tile, dtype, seed)
     result = jax.device_get(run(*arrays, np.array(sizes, np.int32), tile=tile, implementation=implementation))
     assert all(value.dtype == arrays[0].dtype for value in result.values())
     assert_trees_close(result, exact(*arrays, sizes, tile), dtype, f"{implementation} {sizes}")
@@ -130,7 +102,7 @@ def test_experts_that_lose_their_rows_have_zero_gradient_again(implementation):
 
 @every_implementation
 def test_rows_past_the_last_expert_come_out_zero(implementation):
-    x, w, dy = case([5, 3], 32)
+    x, w, dy = case([5, 3], 32, (5, 6), TILE)
     y = np.asarray(run(x, w, dy, jnp.array([5, 3], jnp.int32), implementation=implementation)["y"])
     assert not y[5:8].any()
     assert not y[11:].any()
@@ -138,9 +110,9 @@ def test_rows_past_the_last_expert_come_out_zero(implementation):
 
 @every_implementation
 def test_a_buffer_can_be_larger_than_its_rows(implementation):
-    x, w, dy = case([5, 3], 80)
+    x, w, dy = case([5, 3], 80, (5, 6), TILE)
     result = run(x, w, dy, jnp.array([5, 3], jnp.int32), implementation=implementation)
-    assert_trees_close(result, exact(x, w, dy, [5, 3]), "float32", implementation)
+    assert_trees_close(result, exact(x, w, dy, [5, 3], TILE), "float32", implementation)
 
 
 @pytest.mark.parametrize(

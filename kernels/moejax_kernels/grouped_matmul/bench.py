@@ -18,7 +18,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from moejax_kernels.grouped_matmul.api import choose_tile, grouped_matmul
+from moejax_kernels.device import device_kind
+from moejax_kernels.grouped_matmul.api import grouped_matmul
+from moejax_kernels.grouped_matmul.choice import choose_implementation, choose_tile
 from moejax_kernels.grouped_matmul.layout import align_up, buffer_rows
 from moejax_kernels.timing import copying, interleaved_medians, overwriting
 
@@ -62,7 +64,9 @@ def measure(
 
     `ratio` is the time over (dense_s + weights_s); copy_bytes_per_s counts bytes read and bytes written.
     """
-    passes, implementations = tuple(passes), tuple(implementations)
+    passes = tuple(passes)
+    choices = [choose_implementation(name, dtype=case.dtype, widths=(case.k, case.n)) for name in implementations]
+    implementations = tuple(dict.fromkeys(choice.name for choice in choices))
     sizes = group_sizes(case.rows, case.experts, case.pattern)
     tile = choose_tile(case.rows / case.experts)
     dense = _dense_arrays(case)
@@ -75,7 +79,6 @@ def measure(
     seconds = interleaved_medians(programs, repeats)
     rate = 2 * _COPY_BYTES / seconds["copy"]
     weight_bytes = case.experts * case.k * case.n * jnp.dtype(case.dtype).itemsize
-    device = jax.devices()[0].device_kind
     for implementation in implementations:
         for name in passes:
             time_s, dense_s = seconds[f"{implementation} {name}"], seconds[f"dense {name}"]
@@ -94,7 +97,7 @@ def measure(
                 "flops_per_s": 2 * _PRODUCTS[name] * case.rows * case.k * case.n / time_s,
                 "copy_bytes_per_s": rate,
                 "repeats": repeats,
-                "device": device,
+                "device": device_kind(),
                 "jax": jax.__version__,
             }
 

@@ -16,6 +16,11 @@ def matmul(x: jax.Array, w: jax.Array, group_sizes: jax.Array, tile: int) -> jax
     return y
 
 
+def matmul_transposed(x: jax.Array, w: jax.Array, group_sizes: jax.Array, tile: int) -> jax.Array:
+    """y[r] = x[r] @ w[expert of r].T in float32, [M, K]."""
+    return matmul(x, jnp.swapaxes(w, 1, 2), group_sizes, tile)
+
+
 def weight_gradient(x: jax.Array, dy: jax.Array, group_sizes: jax.Array, tile: int) -> jax.Array:
     """dw[e] = x[rows of e].T @ dy[rows of e] in float32, [E, K, N]; zero for an empty expert."""
     member = _members(x.shape[0], group_sizes, tile)

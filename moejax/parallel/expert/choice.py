@@ -4,7 +4,7 @@ from typing import Literal
 
 from moejax.errors import ConfigError
 from moejax_kernels.device import platform
-from moejax_kernels.grouped_matmul import choose_implementation
+from moejax_kernels.grouped_matmul import Choice, choose_implementation
 
 Transport = Literal["gather", "ragged"]
 
@@ -22,13 +22,14 @@ def choose_transport(name: Literal["auto", "gather", "ragged"]) -> Transport:
     return name
 
 
-def choose_kernel(name: str) -> str:
-    """The implementation of the grouped matmul behind model.moe.grouped_matmul.
+def choose_kernel(name: str, *, dtype: str, embed_dim: int, expert_dim: int) -> Choice:
+    """The implementation of the grouped matmul behind model.moe.grouped_matmul, and why.
 
     Raises:
-        ConfigError: if it does not run on this device, or nothing but the slow definition does.
+        ConfigError: if it does not run on this device or with these sizes, or nothing but the slow definition does.
     """
     try:
-        return choose_implementation(name)
+        return choose_implementation(name, dtype=dtype, widths=(embed_dim, expert_dim))
     except NotImplementedError as error:
-        raise ConfigError(f"model.moe.grouped_matmul={name}: {error}") from error
+        settings = f"model.dtype={dtype}, model.embed_dim={embed_dim} and model.moe.expert_dim={expert_dim}"
+        raise ConfigError(f"model.moe.grouped_matmul={name} with {settings}: {error}") from error

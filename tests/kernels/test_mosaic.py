@@ -1,0 +1,95 @@
+"""The Mosaic kernels of both GPU generations, interpreted on a CPU with race detection, against float64."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from moejax_kernels.grouped_matmul import grouped_matmul, reference
+from tests.kernels.grouped import case, exact
+from tests.kernels.interpreted import GPUS, traced_as_if_on
+
+TILE = 128
+EXPERTS, TILES = 6, 5
+WIDTH = (128, 64)  # 64 columns are half a tile
+every_generation = pytest.mark.parametrize("generation", GPUS)
+
+
+@functools.cache
+def compiled(generation, experts=EXPERTS, tiles=TILES, width=WIDTH, cores=2):
+    """The product and both gradients through the public function, compiled once for all group sizes."""
+
+    def product_and_gradients(x, w, dy, sizes):
+        y, pullback = jax.vjp(lambda x, w: grouped_matmul(x, w, sizes, tile=TILE, implementation="mosaic"), x, w)
+        dx, dw = pullback(dy)
+        return {"y": y, "dx": dx, "dw": dw}
+
+    shapes = ((tiles * TILE, width[0]), (experts, *width), (tiles * TILE, width[1]))
+    arrays = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes]
+    with traced_as_if_on(GPUS[generation], cores):
+        return jax.jit(product_and_gradients).lower(*arrays, jax.ShapeDtypeStruct((experts,), jnp.int32)).compile()
+
+
+def check(generation, sizes, *, tiles=TILES, width=WIDTH, cores=2):
+    """Everything but rounding to bfloat16 is exact to float32; rows past the last tile in use hold NaN and come out zero."""
+    x, w, dy = case(sizes, tiles * TILE, width, TILE, "bfloat16")
+    used = sum(-(-size // TILE) for size in sizes) * TILE
+    run = compiled(generation, len(sizes), tiles, width, cores)
+    result = run(x.at[used:].set(jnp.nan), w, dy.at[used:].set(jnp.nan), jnp.array(sizes, jnp.int32))
+    truth = exact(x, w, dy, sizes, TILE)
+    # Half a unit in the last place of bfloat16, and float32 sums of |a||b| in any order.
+    magnitude = exact(abs(x), abs(w), abs(dy), sizes, TILE)
+    for name, value in truth.items():
+        assert result[name].dtype == jnp.bfloat16
+        error = np.abs(np.asarray(result[name], np.float64) - value)
+        limit = 2.0**-8 * np.abs(value) + 2.0**-20 * magnitude[name]
+        assert (error <= limit).all(), f"{name}: {np.nanmax(error - limit)} beyond its rounding, {np.isnan(error).sum()} NaN"
+    for e, size in enumerate(sizes):
+        assert size or not np.asarray(result["dw"][e]).any(), f"expert {e} has no rows, but a gradient"
+    return result
+
+
+CASES = {
+    "empty first, middle and last, one row, ragged tail, exact multiple": [0, 130, 0, 1, 128, 0],
+    "no row at all": [0, 0, 0, 0, 0, 0],
+}
+MORE_CASES = {
+    "exact multiples, unused tail": [128, 0, 256, 0, 0, 128],
+    "all rows in one expert, every tile used": [0, 0, 0, 630, 0, 0],
+}
+
+
+@every_generation
+@pytest.mark.parametrize("sizes", CASES.values(), ids=CASES.keys())
+def test_product_and_gradients_equal_a_loop_over_experts(generation, sizes):
+    check(generation, sizes)
+
+
+@pytest.mark.slow
+@every_generation
+@pytest.mark.parametrize("sizes", MORE_CASES.values(), ids=MORE_CASES.keys())
+def test_product_and_gradients_of_more_group_sizes(generation, sizes):
+    check(generation, sizes, width=(192, 256))  # a tile and a half, and two tiles
+
+
+@pytest.mark.slow
+@every_generation
+@pytest.mark.parametrize("sizes", [[8, 0, 8, 0], [0] * 6 + [32] + [0] * 11], ids=["every second empty", "one of eighteen"])
+def test_p05_weight_gradients_of_empty_groups_are_exactly_zero(generation, sizes):
+    check(generation, sizes, tiles=3, width=(64, 64), cores=3)
+
+
+@pytest.mark.slow
+@every_generation
+def test_the_gradient_is_that_of_the_definition(generation):
+    sizes = CASES["empty first, middle and last, one row, ragged tail, exact multiple"]
+    x, w, dy = case(sizes, TILES * TILE, WIDTH, TILE, "bfloat16", seed=1)
+    ours = compiled(generation)(x, w, dy, jnp.array(sizes, jnp.int32))
+
+    def loss(x, w):
+        return jnp.sum(reference.matmul(x, w, jnp.array(sizes, jnp.int32), TILE) * dy.astype(jnp.float32))
+
+    for name, theirs in zip(("dx", "dw"), jax.grad(loss, argnums=(0, 1))(x.astype(jnp.float32), w.astype(jnp.float32)), strict=True):
+        np.testing.assert_allclose(ours[name].astype(jnp.float32), theirs, rtol=2**-7, atol=1e-4)
