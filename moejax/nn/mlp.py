@@ -39,10 +39,9 @@ class Experts(nnx.Module):
     def __call__(self, rows: Float[Array, "R D"], group_sizes: Int[Array, " X"], tile: int) -> Float[Array, "R D"]:
         """Apply each expert to its rows, which lie in the tile-aligned layout. Reads x once for gate and up together."""
         w_in, w_out = self.w_in[...], self.w_out[...]
-        count, dim, _, hidden = w_in.shape
+        _, dim, _, hidden = w_in.shape
         kernel = choose_kernel(self.kernel, dtype=str(rows.dtype), embed_dim=dim, expert_dim=hidden).name
-        gate_up = grouped_matmul(rows, w_in.reshape(count, dim, 2 * hidden), group_sizes, tile=tile, implementation=kernel)
-        gate_up = checkpoint_name(gate_up, "expert_gate_up").reshape(-1, 2, hidden)
+        gate_up = checkpoint_name(grouped_matmul(rows, w_in, group_sizes, tile=tile, implementation=kernel), "expert_gate_up")
         return grouped_matmul(swiglu(gate_up), w_out, group_sizes, tile=tile, implementation=kernel)
 
 

@@ -101,6 +101,17 @@ def test_experts_that_lose_their_rows_have_zero_gradient_again(implementation):
 
 
 @every_implementation
+def test_several_output_dims_count_as_one(implementation):
+    x, w, dy = case([5, 0, 3], 24, (5, 6), TILE, "float32", 0)
+    sizes = np.array([5, 0, 3], np.int32)
+    flat = run(x, w, dy, sizes, implementation=implementation)
+    split = run(x, w.reshape(3, 5, 2, 3), dy.reshape(-1, 2, 3), sizes, implementation=implementation)
+    assert split["y"].shape == (24, 2, 3) and split["dw"].shape == (3, 5, 2, 3)
+    for name, value in flat.items():
+        np.testing.assert_array_equal(np.asarray(split[name]).reshape(value.shape), value)
+
+
+@every_implementation
 def test_rows_past_the_last_expert_come_out_zero(implementation):
     x, w, dy = case([5, 3], 32, (5, 6), TILE)
     y = np.asarray(run(x, w, dy, jnp.array([5, 3], jnp.int32), implementation=implementation)["y"])
@@ -118,8 +129,8 @@ def test_a_buffer_can_be_larger_than_its_rows(implementation):
 @pytest.mark.parametrize(
     ("x", "w", "sizes", "message"),
     [
-        ((16, 5), (2, 4, 6), (2,), r"x \(16, 5\), w \(2, 4, 6\) and group_sizes \(2,\) do not fit \[M K\], \[E K N\], \[E\]"),
-        ((16, 5), (2, 5, 6), (3,), "do not fit"),
+        ((16, 5), (2, 4, 6), (2,), r"x \(16, 5\), w \(2, 4, 6\) and group_sizes \(2,\) do not fit \[M K\], \[E K \*N\], \[E\]"),
+        ((16, 5), (2, 5, 6, 7), (3,), "do not fit"),
         ((16, 5, 1), (2, 5, 6), (2,), "do not fit"),
         ((15, 5), (2, 5, 6), (2,), "x has 15 rows, not a multiple of tile=8"),
     ],
