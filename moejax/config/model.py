@@ -116,8 +116,9 @@ class MoEConfig:
     """How tokens choose experts."""
     capacity_factor: float | None = None
     """Rows a rank accepts per microbatch, in even loads; later rows are dropped and counted. None: dropless, exact for any routing."""
-    transport: Literal["auto", "gather", "ragged"] = "auto"
-    """How rows travel between ranks: ragged (ragged all-to-all, GPUs), gather (all-gather, any device); auto takes ragged on GPU."""
+    transport: Literal["auto", "ragged", "gather", "dense", "ring"] = "auto"
+    """How rows travel between ranks, with equal results: ragged (ragged all-to-all, GPUs), gather (all-gather), dense (padded
+    all-to-all), ring (all-gather of tokens, reduce-scatter of sums). auto: ragged on GPU, gather on CPU."""
     grouped_matmul: Literal["auto", "reference", "cpu", "mosaic"] = "auto"
     """Kernel of the expert products; auto takes mosaic (bfloat16 on H100, H200, B200, B300) or cpu. reference: plain definition, slow."""
 
@@ -140,7 +141,7 @@ class MoEConfig:
                 self.capacity_factor > 0,
                 f"model.moe.capacity_factor={self.capacity_factor} is not positive; 1.25 is usual, None never drops",
             )
-        one_of("model.moe.transport", self.transport, ("auto", "gather", "ragged"))
+        one_of("model.moe.transport", self.transport, ("auto", "ragged", "gather", "dense", "ring"))
         one_of("model.moe.grouped_matmul", self.grouped_matmul, ("auto", "reference", "cpu", "mosaic"))
 
 

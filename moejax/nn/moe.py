@@ -84,7 +84,7 @@ class MoE(nnx.Module):
             num_experts=c.num_experts,
             capacity_factor=None if dropless else c.capacity_factor,
             tile=tile,
-            transport=choose_transport(c.transport),
+            transport=choose_transport(c.transport, lax.axis_size("ep")),
         )
         counts = lax.stop_gradient(balance.count_routes(routes.experts, valid, c.num_experts))
         stats = MoEStats(counts, self._balance_loss(routes, counts, tokens.valid), balance.router_z(logits, valid), traffic)

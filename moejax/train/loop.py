@@ -286,7 +286,7 @@ def _describe(config: TrainConfig, mesh: Mesh, dataset: Dataset) -> list[str]:
 def _describe_experts(model: ModelConfig, moe: MoEConfig, ranks: int) -> str:
     capacity = "dropless" if moe.capacity_factor is None else f"capacity factor {moe.capacity_factor:g}"
     kernel = choose_kernel(moe.grouped_matmul, dtype=model.dtype, embed_dim=model.embed_dim, expert_dim=moe.expert_dim).name
-    transport = choose_transport(moe.transport)
+    transport = choose_transport(moe.transport, ranks).name
     place = f"{ranks} ranks" if ranks > 1 else "1 rank"
     return f"experts    {moe.num_experts} on {place}, {moe.top_k} for a token, {capacity}; {kernel} kernel, {transport} transport"
 

@@ -188,7 +188,7 @@ ENUMS = [
     misspelled("model.moe.router.gating", "sofmax", "softmax, sigmoid, topk_softmax", "softmax"),
     misspelled("model.moe.router.assignment", "learnt", "learned, uniform, random", "learned"),
     misspelled("model.moe.router.balance_loss", "locale", "none, local, instance, global", "local"),
-    misspelled("model.moe.transport", "raged", "auto, gather, ragged", "ragged"),
+    misspelled("model.moe.transport", "raged", "auto, ragged, gather, dense, ring", "ragged"),
     misspelled("model.moe.grouped_matmul", "cpus", "auto, reference, cpu, mosaic", "cpu"),
     misspelled("model.norm_placement", "perry", "pre, post, peri", "peri"),
     misspelled("model.dtype", "bf16loat", "float32, bfloat16", "bfloat16"),

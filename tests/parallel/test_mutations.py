@@ -1,7 +1,12 @@
-"""With check_vma=False a missing reduction is no error, so each one is left out once, and a comparison with the oracle must notice."""
+"""With check_vma=False a missing reduction is no error, so each one is left out once, and a comparison with the oracle must notice.
 
+So must it where a gradient is divided once more than it should be.
+"""
+
+import dataclasses
 import functools
 import importlib
+import pkgutil
 from unittest import mock
 
 import jax
@@ -9,12 +14,16 @@ import numpy as np
 import pytest
 from jax import lax
 
+from moejax.parallel import zero
+from moejax.parallel.expert import transports
+from moejax.parallel.expert.transports import TRANSPORTS
 from moejax.testing import assert_scalar_close, assert_trees_close, named_leaves
 from moejax.train.step import put_batch
 from tests.oracle import Optimizer, flatten
 from tests.oracle.compare import compiled_step, oracle_of, start
 from tests.oracle.examples import batch, model_config, parameters, train_config
 from tests.oracle.losses import nest
+from tests.parallel.ragged_model import ragged_all_to_all
 
 pytestmark = pytest.mark.slow
 
@@ -36,7 +45,11 @@ REDUCTIONS = [
     ("moejax.train.step", "pmax", None),
     ("moejax.nn.moe", "psum", None),
     ("moejax.parallel.expert.plan", "all_gather", None),
-    ("moejax.parallel.expert.move", "all_gather", None),
+    ("moejax.parallel.expert.transports.gather", "all_gather", None),
+    ("moejax.parallel.expert.transports.dense", "all_to_all", None),
+    ("moejax.parallel.expert.transports.ring", "all_gather", None),
+    ("moejax.parallel.expert.transports.ring", "psum_scatter", None),
+    ("moejax.parallel.expert.transports.ragged", "ragged_all_to_all", None),
 ]
 
 
@@ -51,7 +64,14 @@ def dropped(collective: str):
         copies = [x] * lax.axis_size(axes)
         return jax.numpy.concatenate(copies, axis) if tiled else jax.numpy.stack(copies, axis)
 
-    return {"psum": lambda x, axes: x, "pmax": lambda x, axes: x, "psum_scatter": scatter, "all_gather": gather}[collective]
+    return {
+        "psum": lambda x, axes: x,
+        "pmax": lambda x, axes: x,
+        "psum_scatter": scatter,
+        "all_gather": gather,
+        "all_to_all": lambda x, axes, **dims: x,
+        "ragged_all_to_all": lambda x, output, *chunks, axis_name: output,
+    }[collective]
 
 
 class Lax:
@@ -69,10 +89,17 @@ class Lax:
         return dropped(self._collective)(*args, **kwargs) if self._which in (None, index) else real(*args, **kwargs)
 
 
-def compare_with_oracle(name: str) -> None:
+@pytest.fixture(autouse=True)
+def ragged_on_cpu(monkeypatch):
+    monkeypatch.setattr(lax, "ragged_all_to_all", ragged_all_to_all)
+    monkeypatch.setitem(TRANSPORTS, "ragged", dataclasses.replace(TRANSPORTS["ragged"], refusal=lambda platform, ranks: None))
+
+
+def compare_with_oracle(name: str, transport: str = "gather") -> None:
     """Two whole steps: losses, demand, gradient norm, bias and masters. A new name compiles anew."""
+    model = dataclasses.replace(MODEL, moe=dataclasses.replace(MODEL.moe, transport=transport))
     config = train_config(
-        MODEL, dp=2, ep=2, microbatches=2, name=name, optim={"eps": 1e-3, "lr": 0.05, "weight_decay": 0.0, "no_decay": ()}
+        model, dp=2, ep=2, microbatches=2, name=name, optim={"eps": 1e-3, "lr": 0.05, "weight_decay": 0.0, "no_decay": ()}
     )
     params, bias = parameters(MODEL), np.zeros((1, 8))
     optimizer = Optimizer(config.optim, config.steps, flatten(params))
@@ -92,23 +119,46 @@ def compare_with_oracle(name: str) -> None:
         assert_trees_close(named_leaves(state.master), optimizer.master, "float32", "masters")
 
 
-def test_the_comparison_passes_as_it_is():
-    compare_with_oracle("whole")
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_the_comparison_passes_as_it_is(transport):
+    compare_with_oracle("whole", transport)
 
 
 @pytest.mark.parametrize(("module", "collective", "which"), REDUCTIONS, ids=lambda value: str(value).removeprefix("moejax."))
 def test_a_dropped_reduction_is_noticed(module, collective, which):
     replacement = Lax(collective, which)
     with mock.patch.object(importlib.import_module(module), "lax", replacement), pytest.raises(AssertionError):
-        compare_with_oracle(f"{module}-{collective}-{which}")
+        compare_with_oracle(f"{module}-{collective}-{which}", transport_of(module))
     assert replacement.calls > (which or 0), "the reduction is no longer there: mend the list"
+
+
+def transport_of(module: str) -> str:
+    """The transport that a module holds, or gather."""
+    return last if (last := module.split(".")[-1]) in TRANSPORTS else "gather"
+
+
+@pytest.mark.parametrize("factor", [0.5, 2.0], ids=["divided by the ranks of ep", "summed over the ranks of ep"])
+def test_an_expert_gradient_scaled_once_more_is_noticed(factor):
+    def reduce(grads, rules, original=zero.reduce_gradients):
+        grads = original(grads, rules)
+        experts = grads["moe_blocks"]["moe"]["experts"]
+        return grads | {"moe_blocks": nested(grads["moe_blocks"], jax.tree.map(lambda g: g * factor, experts))}
+
+    def nested(blocks, experts):
+        return blocks | {"moe": blocks["moe"] | {"experts": experts}}
+
+    with mock.patch.object(zero, "reduce_gradients", reduce), pytest.raises(AssertionError):
+        compare_with_oracle(f"experts-{factor}")
 
 
 def test_every_collective_of_the_step_is_in_the_list():
     """Each module that names a collective is listed, so that a new one is mutated too."""
     found = set()
-    for module in {name for name, _, _ in REDUCTIONS} | {"moejax.parallel.expert.layer", "moejax.nn.block", "moejax.nn.transformer"}:
+    others = {"moejax.parallel.expert.layer", "moejax.nn.block", "moejax.nn.transformer"}
+    others |= {f"{transports.__name__}.{module.name}" for module in pkgutil.iter_modules(transports.__path__)}
+    names = ("psum", "pmax", "pmean", "psum_scatter", "all_gather", "all_to_all", "ragged_all_to_all", "ppermute")
+    for module in {name for name, _, _ in REDUCTIONS} | others:
         with open(importlib.import_module(module).__file__) as file:
             text = file.read()
-        found |= {(module, name) for name in ("psum", "pmax", "pmean", "psum_scatter", "all_gather") if f"lax.{name}(" in text}
+        found |= {(module, name) for name in names if f"lax.{name}(" in text}
     assert found == {(module, name) for module, name, _ in REDUCTIONS}

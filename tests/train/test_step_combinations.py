@@ -31,6 +31,7 @@ FACTORS = {
     "dense_layers": ("0", "1"),
     "ends": ("plain", "tied", "normed and scaled"),
     "capacity": ("none", "0.8", "1.25"),
+    "transport": ("gather", "dense", "ring"),
     "grouped_matmul": ("auto", "reference"),
     "recompute": ("none", "block"),
     "data": ("whole", "documents", "padding"),
@@ -72,6 +73,7 @@ def config_of(row: dict[str, str]) -> TrainConfig:
             "num_shared_experts": shared,
             "shared_expert_dim": 10 * (shared > 0),
             "capacity_factor": None if row["capacity"] == "none" else float(row["capacity"]),
+            "transport": row["transport"],
             "grouped_matmul": row["grouped_matmul"],
         },
         router={

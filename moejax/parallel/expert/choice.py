@@ -1,25 +1,28 @@
 """What a MoE layer runs with, chosen for the device that is being traced for and never by trial and error."""
 
-from typing import Literal
+import warnings
 
 from moejax.errors import ConfigError
+from moejax.parallel.expert.transports import LOCAL, TRANSPORTS, Transport
 from moejax_kernels.device import platform
 from moejax_kernels.grouped_matmul import Choice, choose_implementation
 
-Transport = Literal["gather", "ragged"]
 
+def choose_transport(name: str, ranks: int) -> Transport:
+    """The transport behind model.moe.transport over that many ranks; "auto" takes ragged, or gather on CPU. One rank needs none.
 
-def choose_transport(name: Literal["auto", "gather", "ragged"]) -> Transport:
-    """The transport behind model.moe.transport; "auto" takes ragged, or gather on CPU.
+    Warns of faults that are known to show at that size.
 
     Raises:
-        ConfigError: for ragged on CPU, where XLA has no ragged all-to-all.
+        ConfigError: if the named transport does not run on this device or mesh.
     """
-    if name == "auto":
-        return "gather" if platform() == "cpu" else "ragged"
-    if name == "ragged" and platform() == "cpu":
-        raise ConfigError("model.moe.transport=ragged needs GPUs: XLA has no ragged all-to-all on CPU; use gather or auto")
-    return name
+    device = platform()
+    chosen = TRANSPORTS[("gather" if device == "cpu" else "ragged") if name == "auto" else name]
+    if (reason := chosen.refusal(device, ranks)) is not None:
+        raise ConfigError(f"model.moe.transport={name} {reason}")
+    if (fault := chosen.warning(device, ranks)) is not None:
+        warnings.warn(f"model.moe.transport={name} with mesh.ep={ranks} {fault}", stacklevel=2)
+    return LOCAL if ranks == 1 else chosen
 
 
 def choose_kernel(name: str, *, dtype: str, embed_dim: int, expert_dim: int) -> Choice:

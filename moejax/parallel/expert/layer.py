@@ -11,9 +11,8 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
 from moejax.ops.routing import ROUTING
-from moejax.parallel.expert.choice import Transport
-from moejax.parallel.expert.move import combine, dispatch
-from moejax.parallel.expert.plan import capacity, make_plan, plan_rows
+from moejax.parallel.expert.plan import capacity, make_plan
+from moejax.parallel.expert.transports import Transport
 
 ExpertFn = Callable[[jax.Array, jax.Array], jax.Array]
 """(rows [rows, D] in the tile-aligned layout, group_sizes int32 [X]) -> rows [rows, D]."""
@@ -59,11 +58,15 @@ def expert_parallel(
     ranks = lax.axis_size(axis)
 
     def run(x, experts, weights, limit):
-        plan = make_plan(experts, num_experts=num_experts, capacity=limit, tile=tile, axis=axis)
-        plan = jax.tree.map(lambda a: checkpoint_name(a, ROUTING), plan)
-        rows = plan_rows(limit, num_experts, ranks, tile)
-        y = expert_fn(checkpoint_name(dispatch(x, plan, rows, axis, transport), "expert_rows"), plan.group_sizes)
-        return combine(y, weights, plan, axis, transport), plan
+        with jax.named_scope("plan"):
+            plan = make_plan(experts, num_experts=num_experts, capacity=limit, tile=tile, axis=axis)
+            plan, moves = jax.tree.map(lambda a: checkpoint_name(a, ROUTING), (plan, transport.prepare(plan, axis)))
+        with jax.named_scope("dispatch"):
+            rows = checkpoint_name(transport.dispatch(x, plan, moves, axis), "expert_rows")
+        with jax.named_scope("experts"):
+            rows = expert_fn(rows, plan.group_sizes)
+        with jax.named_scope("combine"):
+            return transport.combine(rows, weights, plan, moves, axis), plan
 
     routes = valid.sum(dtype=jnp.float32) * top_k
     worst = ranks * tokens * min(top_k, num_experts // ranks)

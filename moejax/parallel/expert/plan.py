@@ -4,13 +4,13 @@ Sizes are local to a rank unless said: T tokens, A experts per token, R = T * A 
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Int
+from jaxtyping import Array, Bool, Int
 
 from moejax_kernels.grouped_matmul import aligned_starts, buffer_rows
 
@@ -18,9 +18,10 @@ from moejax_kernels.grouped_matmul import aligned_starts, buffer_rows
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Plan:
-    """The moves of one dispatch and its combine; int32, on the device.
+    """The moves of one dispatch and its combine; int32, on the device, but for the two sizes.
 
-    A rank's routes are sorted by expert. Chunk (peer, x) is the run of routes for local expert x of that peer.
+    A rank's routes are sorted by expert. Chunk (peer, x) is the run of routes for local expert x of that peer. What a rank keeps of
+    the routes for one peer is a prefix of them, because a peer fills its rows in the same order.
 
     order, place: [R], sorted place -> route, and route -> sorted place.
     expert: [R], expert of each sorted place (its chunk), clipped for routes of padding tokens.
@@ -29,6 +30,8 @@ class Plan:
     receive_start, receive_size, receive_origin: [ep * X], peer's chunk for my x: first row here, rows, first sorted place there.
     group_sizes: [X], real rows of my experts.
     wanted: [], rows that all ranks would send me without a capacity.
+    rows: size of the receive buffer. Any split of the capacity over the local experts fits, tile-aligned.
+    pair_rows: most rows that one rank can send another, whatever the routing.
     """
 
     order: Array
@@ -43,6 +46,8 @@ class Plan:
     receive_origin: Array
     group_sizes: Array
     wanted: Array
+    rows: int = field(metadata={"static": True})
+    pair_rows: int = field(metadata={"static": True})
 
 
 def capacity(capacity_factor: float, tokens: int, top_k: int) -> int:
@@ -91,12 +96,22 @@ def make_plan(experts: Int[Array, "T A"], *, num_experts: int, capacity: int, ti
         receive_origin=offset[:, me].reshape(-1),
         group_sizes=kept[me].sum(axis=1),
         wanted=wanted[me].sum(),
+        rows=buffer_rows(capacity, local, tile),
+        pair_rows=min(capacity, experts.shape[0] * min(experts.shape[1], local)),
     )
 
 
-def plan_rows(capacity: int, num_experts: int, ranks: int, tile: int) -> int:
-    """Rows of the receive buffer: any split of `capacity` rows over the local experts fits, tile-aligned."""
-    return buffer_rows(capacity, num_experts // ranks, tile)
+def row_sources(plan: Plan) -> tuple[Int[Array, " rows"], Int[Array, " rows"], Bool[Array, " rows"]]:
+    """For each row of my buffer: the rank that fills it, the sorted place there, and whether it is a real row at all."""
+    local = plan.group_sizes.shape[0]
+    ranks = plan.send_size.shape[0] // local
+    # Chunks in (x, source) order start at rising rows; an empty chunk starts where the next one does.
+    by_expert = [a.reshape(ranks, local).T.reshape(-1) for a in (plan.receive_start, plan.receive_size, plan.receive_origin)]
+    start, size, origin = by_expert
+    row = jnp.arange(plan.rows, dtype=jnp.int32)
+    chunk = jnp.maximum(jnp.searchsorted(start, row, side="right", method="compare_all") - 1, 0)
+    inside = row - start[chunk]
+    return chunk % ranks, origin[chunk] + inside, (inside >= 0) & (inside < size[chunk])
 
 
 def _before(x: jax.Array, axis: int) -> jax.Array:
