@@ -62,8 +62,7 @@ def compile_step(config: TrainConfig, gpu: str) -> Program:
     with tempfile.TemporaryDirectory() as folder:
         compiled = lowered.compile(compiler_options={"xla_dump_to": folder})
         end = time.perf_counter()
-        (live_ranges,) = Path(folder).glob("*live-range.txt")
-        text = live_ranges.read_text()
+        dumps = [next(Path(folder).glob(f"*{kind}.txt")).read_text() for kind in ("live-range", "after_optimizations-buffer-assignment")]
     hlo, stats = Hlo(compiled.as_text()), compiled.memory_analysis()
     return Program(
         hlo=hlo,
@@ -73,7 +72,7 @@ def compile_step(config: TrainConfig, gpu: str) -> Program:
         output_bytes=stats.output_size_in_bytes,
         alias_bytes=stats.alias_size_in_bytes,
         temp_bytes=stats.temp_size_in_bytes,
-        peak=peak_buffers(text, hlo),
+        peak=peak_buffers(*dumps, hlo),
         lower_s=middle - start,
         compile_s=end - middle,
     )

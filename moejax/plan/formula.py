@@ -1,7 +1,9 @@
-"""Memory of the training step by arithmetic, from the config alone; bytes of one GPU."""
+"""Memory and traffic of the training step by arithmetic, from the config alone; bytes of one GPU."""
 
 import math
+from collections import Counter
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import jax
 
@@ -12,6 +14,7 @@ from moejax.parallel.mesh import mesh_shape
 from moejax.parallel.rules import Rule, make_rule
 
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2}
+_HLO = {"float32": "f32", "bfloat16": "bf16"}
 
 
 def argument_bytes(config: TrainConfig) -> dict[str, int]:
@@ -36,6 +39,60 @@ def argument_bytes(config: TrainConfig) -> dict[str, int]:
     }
 
 
+class Traffic(NamedTuple):
+    """Collectives of one kind over the same axes in one step.
+
+    dtype: as HLO prints it. payload: bytes of the whole arrays. times: how many start if XLA merges none.
+    """
+
+    kind: str
+    axes: tuple[str, ...]
+    dtype: str
+    payload: int
+    times: int
+
+
+def step_traffic(config: TrainConfig) -> list[Traffic]:
+    """Everything above 1 MiB that a step sends with the transport ragged, and the counts of routes.
+
+    Rows: each move carries T * A rows of D, whatever the capacity. Weights: one reduce-scatter and one all-gather of each leaf after
+    the last microbatch; or with fsdp in each microbatch one reduce-scatter and two all-gathers (one for embedding and head).
+    """
+    found: Counter[tuple[str, tuple[str, ...], str]] = Counter()
+    times: Counter[tuple[str, tuple[str, ...], str]] = Counter()
+
+    def add(kind: str, axes: tuple[str, ...], dtype: str, payload: int, runs: int) -> None:
+        found[kind, axes, dtype] += payload * runs
+        times[kind, axes, dtype] += runs
+
+    for spec, rule in placed(config):
+        if rule.dim is not None:
+            dtype, size = spec.dtype or config.model.dtype, math.prod(spec.shape)
+            whole = size // math.prod(mesh_shape(config.mesh)[axis] for axis in _named(rule.state) if axis not in rule.axes)
+            layers = spec.shape[0] if spec.logical_axes[0] == "layer" else 1
+            if not rule.is_gathered:
+                add("reduce-scatter", rule.axes, "f32", 4 * whole, 1)
+                add("all-gather", rule.axes, _HLO[dtype], _ITEM_BYTES[dtype] * whole, 1)
+                continue
+            runs, part = layers * config.microbatches, _ITEM_BYTES[dtype] * whole // layers
+            add("reduce-scatter", rule.axes, _HLO[dtype], part, runs)
+            add("all-gather", rule.axes, _HLO[dtype], part, runs * (2 if spec.logical_axes[0] == "layer" else 1))
+    if config.model.moe is not None and config.mesh.ep > 1:
+        runs = config.model.num_moe_layers * config.microbatches
+        add("all-gather", ("ep",), "s32", 4 * config.mesh.ep * config.model.moe.num_experts, runs)
+        again = () if config.model.recompute == "none" else {"expert_rows", "expert_out"} - set(config.model.kept_residuals)
+        moves = 4 + len(again)  # dispatch, combine, their backward passes, and what is computed again
+        add("ragged-all-to-all", ("ep",), _HLO[config.model.dtype], row_bytes(config), runs * moves)
+    return [Traffic(*key, payload, times[key]) for key, payload in found.items()]
+
+
+def row_bytes(config: TrainConfig) -> int:
+    """Bytes of the routed rows of one rank in one MoE layer and microbatch: T * A * D * itemsize."""
+    assert config.model.moe is not None
+    tokens = config.microbatch_size // config.mesh.num_devices * config.data.seq_len
+    return tokens * config.model.moe.top_k * config.model.embed_dim * _ITEM_BYTES[config.model.dtype]
+
+
 def placed(config: TrainConfig) -> Iterator[tuple[ParamSpec, Rule]]:
     """Every parameter's declaration with its placement on the config's mesh."""
     for spec in jax.tree.leaves(Transformer(config.model).specs, is_leaf=is_spec):
@@ -44,6 +101,9 @@ def placed(config: TrainConfig) -> Iterator[tuple[ParamSpec, Rule]]:
 
 def _local(shape: tuple[int, ...], spec, config: TrainConfig) -> int:
     """Elements of a leaf on one device."""
-    sizes = mesh_shape(config.mesh)
-    named = [axis for entry in spec if entry is not None for axis in ((entry,) if isinstance(entry, str) else entry)]
-    return math.prod(shape) // math.prod(sizes[axis] for axis in named)
+    return math.prod(shape) // math.prod(mesh_shape(config.mesh)[axis] for axis in _named(spec))
+
+
+def _named(spec) -> list[str]:
+    """Mesh axes that a PartitionSpec names."""
+    return [axis for entry in spec if entry is not None for axis in ((entry,) if isinstance(entry, str) else entry)]

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from moejax.plan.hlo import Hlo, Instruction, array_bytes, arrays_of
 
 _LINE = re.compile(r"^\s+([\w.\-]+)\{([\d,]*)\}: (\d+) bytes")
+_ALLOCATION = re.compile(r"^allocation (\d+): size \d+, (.*)$")
+_VALUE = re.compile(r"^\s*value: <\d+ ([\w.\-]+?)(?:\{([\d,]*)\})? @\d+> \(size=\d+,offset=(\d+)\)")
 
 
 @dataclass(frozen=True)
@@ -22,12 +24,15 @@ class Buffer:
     is_argument: bool
 
 
-def peak_buffers(live_ranges: str, hlo: Hlo) -> list[Buffer]:
-    """Buffers alive when most bytes are, largest first, read from the live-range dump of a compilation and its HLO.
+def peak_buffers(live_ranges: str, assignment: str, hlo: Hlo) -> list[Buffer]:
+    """Buffers alive when most bytes are, largest first, read from two dumps of a compilation and its HLO.
 
-    XLA's arena can be larger than their sum, by what the packing wastes.
+    What shares one place in memory, such as the sums that a loop carries and the new sums that it writes over them, is one buffer.
+    XLA's arena can be larger than the sum of all, by what the packing wastes.
     """
     section = live_ranges.split("(peak):\n", 1)[1]
+    slots, arguments = _slots(assignment)
+    seen = set()
     places = {instruction.name: (name, instruction) for name in hlo.times for instruction in hlo.computations[name]}
     callers = {body: i for i, _ in hlo.instructions() if i.op == "while" for body in re.findall(r"body=%?([\w.\-]+)", i.attributes)}
     found = []
@@ -36,11 +41,28 @@ def peak_buffers(live_ranges: str, hlo: Hlo) -> list[Buffer]:
             break
         name, index = matched[1], matched[2]
         computation, instruction = places.get(name, ("", None))
-        is_argument = instruction is not None and instruction.op == "parameter" and computation not in callers
+        slot = slots.get((name, index), (name, index))
+        if slot in seen:
+            continue
+        seen.add(slot)
+        is_argument = slot[0] in arguments
         source = _source(hlo, callers, computation, instruction, int(index) if index.isdigit() else None)
         size = int(matched[3])
         found.append(Buffer(f"{name}{{{index}}}" if index else name, size, _array(instruction, index, size), source, is_argument))
     return sorted(found, key=lambda buffer: -buffer.size_bytes)
+
+
+def _slots(assignment: str) -> tuple[dict[tuple[str, str], tuple[str, str]], set[str]]:
+    """(name, tuple index) of each value -> (allocation, offset), and the allocations of the program's arguments."""
+    slots, arguments, allocation = {}, set(), ""
+    for line in assignment.splitlines():
+        if header := _ALLOCATION.match(line):
+            allocation = header[1]
+            if "parameter" in header[2]:
+                arguments.add(allocation)
+        elif value := _VALUE.match(line):
+            slots[value[1], value[2] or ""] = (allocation, value[3])
+    return slots, arguments
 
 
 def _array(instruction: Instruction | None, index: str, size: int) -> str:

@@ -22,7 +22,7 @@ class Collective:
     """One collective of a program, seen from one device.
 
     axes: mesh axes (of size > 1) that it spans.
-    shapes: printed arrays that come out. payload: bytes that it carries: of the whole gathered or scattered array; of a ragged
+    shapes: printed arrays that come out. payloads: bytes carried for each: of the whole gathered or scattered array; of a ragged
     all-to-all the routes, not the buffer with room for more.
     times: executions in one run of the program.
     overlap: kernels scheduled between its start and its end; None if it is synchronous.
@@ -32,14 +32,22 @@ class Collective:
     kind: str
     axes: tuple[str, ...]
     shapes: tuple[str, ...]
-    payload: int
+    payloads: tuple[int, ...]
     times: int
     overlap: int | None
     op_name: str
 
     @property
+    def payload(self) -> int:
+        return sum(self.payloads)
+
+    @property
     def dtypes(self) -> tuple[str, ...]:
         return tuple(sorted({shape.split("[")[0] for shape in self.shapes}))
+
+    def payload_of(self, dtype: str) -> int:
+        """Bytes carried in arrays of this dtype, as HLO prints it."""
+        return sum(size for shape, size in zip(self.shapes, self.payloads, strict=True) if shape.split("[")[0] == dtype)
 
 
 @dataclass(frozen=True)
@@ -82,15 +90,15 @@ def host_transfers(hlo: Hlo) -> list[HostTransfer]:
 
 
 def table(found: list[Collective]) -> str:
-    """The collectives as lines of text, equal ones in one line, largest first."""
+    """The collectives as lines of text, equal ones in one line, largest first. overlap: kernels between start and end, - if synchronous."""
     lines: dict[tuple, list[int]] = {}
     for c in found:
         shape = c.shapes[0] if len(c.shapes) == 1 else f"{len(c.shapes)} arrays of {', '.join(c.dtypes)}"
-        key = (c.kind, ",".join(c.axes), shape, c.payload, "sync" if c.overlap is None else "async")
+        key = (c.kind, ",".join(c.axes), shape, c.payload, "-" if c.overlap is None else str(c.overlap))
         lines.setdefault(key, []).append(c.times)
-    rows = [("collective", "axes", "static", "runs", "MiB each", "start", "result")]
-    for (kind, axes, shape, payload, start), times in sorted(lines.items(), key=lambda item: -item[0][3] * sum(item[1])):
-        rows.append((kind, axes, str(len(times)), str(sum(times)), f"{payload / 2**20:.3f}", start, shape))
+    rows = [("collective", "axes", "static", "runs", "MiB each", "overlap", "result")]
+    for (kind, axes, shape, payload, overlap), times in sorted(lines.items(), key=lambda item: -item[0][3] * sum(item[1])):
+        rows.append((kind, axes, str(len(times)), str(sum(times)), f"{payload / 2**20:.3f}", overlap, shape))
     widths = [max(len(row[i]) for row in rows) for i in range(6)]
     return "\n".join("  ".join(f"{cell:<{width}}" for cell, width in zip(row, (*widths, 0), strict=True)).rstrip() for row in rows)
 
@@ -111,10 +119,10 @@ def _collective(
     instruction: Instruction, kind: str, moved: list, times: int, mesh_shape: Mapping[str, int], overlap: int | None
 ) -> Collective:
     axes = _axes(instruction.attributes, mesh_shape)
-    size = sum(array_bytes(*array) for array in moved)
-    group = math.prod(mesh_shape[axis] for axis in axes)
+    whole = math.prod(mesh_shape[axis] for axis in axes) if kind == "reduce-scatter" else 1
+    sizes = tuple(array_bytes(*array) * whole for array in moved)
     shapes = tuple(f"{dtype}[{','.join(map(str, shape))}]" for dtype, shape in moved)
-    return Collective(kind, axes, shapes, size * (group if kind == "reduce-scatter" else 1), times, overlap, instruction.op_name)
+    return Collective(kind, axes, shapes, sizes, times, overlap, instruction.op_name)
 
 
 def _axes(attributes: str, mesh_shape: Mapping[str, int]) -> tuple[str, ...]:

@@ -106,7 +106,8 @@ def test_several_output_dims_count_as_one(implementation):
     sizes = np.array([5, 0, 3], np.int32)
     flat = run(x, w, dy, sizes, implementation=implementation)
     split = run(x, w.reshape(3, 5, 2, 3), dy.reshape(-1, 2, 3), sizes, implementation=implementation)
-    assert split["y"].shape == (24, 2, 3) and split["dw"].shape == (3, 5, 2, 3)
+    assert split["y"].shape == (24, 2, 3)
+    assert split["dw"].shape == (3, 5, 2, 3)
     for name, value in flat.items():
         np.testing.assert_array_equal(np.asarray(split[name]).reshape(value.shape), value)
 
