@@ -1,0 +1,58 @@
+"""The largest buffers at the peak, read from dumps that were cut down to what matters."""
+
+from moejax.plan.hlo import Hlo
+from moejax.plan.memory import Buffer, peak_buffers
+
+HLO = """HloModule jit_step, is_scheduled=true
+
+%inner (p: f32[8,4]) -> f32[8,4] {
+  %p = f32[8,4]{1,0} parameter(0)
+  ROOT %sum = f32[8,4]{1,0} add(%p, %p), metadata={op_name="jit(step)/grads/add"}
+}
+
+%body (state: (s32[], f32[8,4], bf16[2,4])) -> (s32[], f32[8,4], bf16[2,4]) {
+  %state = (s32[], f32[8,4]{1,0}, bf16[2,4]{1,0}) parameter(0)
+  %i = s32[] get-tuple-element(%state), index=0
+  %new = f32[8,4]{1,0} fusion(%x), kind=kLoop, calls=%inner
+  %saved = bf16[2,4]{1,0} dynamic-update-slice(%y, %z, %i), metadata={op_name="jit(step)/block/dus"}
+  %scratch = f32[16]{0} sort(%k), metadata={op_name="jit(step)/plan/sort"}
+  ROOT %next = (s32[], f32[8,4]{1,0}, bf16[2,4]{1,0}) tuple(%i, %new, %saved)
+}
+
+%test (state.1: (s32[], f32[8,4], bf16[2,4])) -> pred[] {
+  %state.1 = (s32[], f32[8,4]{1,0}, bf16[2,4]{1,0}) parameter(0)
+  ROOT %less = pred[] compare(%n, %m), direction=LT
+}
+
+ENTRY %main (arg: f32[100]) -> f32[8,4] {
+  %arg = f32[100]{0} parameter(0)
+  ROOT %loop = (s32[], f32[8,4]{1,0}, bf16[2,4]{1,0}) while(%start), condition=%test, body=%body
+}
+"""
+LIVE = """HloLiveRange (max 9):
+  Live ranges at 7 (peak):
+    arg{}: 400 bytes (cumulative: 400 bytes)
+    loop{1}: 128 bytes (cumulative: 528 bytes)
+    new{}: 128 bytes (cumulative: 656 bytes)
+    scratch{}: 64 bytes (cumulative: 720 bytes)
+    state{2}: 16 bytes (cumulative: 736 bytes)
+  Stack trace breakdown for peak usage: 736 bytes
+"""
+ASSIGNMENT = """BufferAssignment:
+allocation 0: size 400, page 0, parameter 0, shape |f32[100]| at ShapeIndex {}:
+ value: <1 arg @0> (size=400,offset=0): f32[100]{0}
+allocation 1: size 256, page 0, preallocated-temp:
+ value: <2 loop{1} @0> (size=128,offset=0): f32[8,4]{1,0}
+ value: <3 new @0> (size=128,offset=0): f32[8,4]{1,0}
+ value: <4 scratch @0> (size=64,offset=128): f32[16]{0}
+ value: <5 state{2} @0> (size=16,offset=192): bf16[2,4]{1,0}
+"""
+
+
+def test_each_place_counts_once_and_says_where_it_comes_from():
+    assert peak_buffers(LIVE, ASSIGNMENT, Hlo(HLO)) == [
+        Buffer("arg", 400, "f32[100]", "", True),
+        Buffer("loop{1}", 128, "f32[8,4]", "jit(step)/grads/add", False),
+        Buffer("scratch", 64, "f32[16]", "jit(step)/plan/sort", False),
+        Buffer("state{2}", 16, "bf16[2,4]", "jit(step)/block/dus", False),
+    ]
