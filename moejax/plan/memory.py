@@ -7,7 +7,7 @@ from moejax.plan.hlo import Hlo, Instruction, array_bytes, arrays_of
 
 _LINE = re.compile(r"^\s+([\w.\-]+)\{([\d,]*)\}: (\d+) bytes")
 _ALLOCATION = re.compile(r"^allocation (\d+): size \d+, (.*)$")
-_VALUE = re.compile(r"^\s*value: <\d+ ([\w.\-]+?)(?:\{([\d,]*)\})? @\d+> \(size=\d+,offset=(\d+)\)")
+_VALUE = re.compile(r"^\s*value: <\d+ ([\w.\-]+?)(?:\{([\d,]*)\})?(?: \(phi\))? @\d+> \(size=\d+,offset=(\d+)\)")
 
 
 @dataclass(frozen=True)

@@ -42,10 +42,10 @@ ASSIGNMENT = """BufferAssignment:
 allocation 0: size 400, page 0, parameter 0, shape |f32[100]| at ShapeIndex {}:
  value: <1 arg @0> (size=400,offset=0): f32[100]{0}
 allocation 1: size 256, page 0, preallocated-temp:
- value: <2 loop{1} @0> (size=128,offset=0): f32[8,4]{1,0}
+ value: <2 loop{1} (phi) @0> (size=128,offset=0): f32[8,4]{1,0}
  value: <3 new @0> (size=128,offset=0): f32[8,4]{1,0}
  value: <4 scratch @0> (size=64,offset=128): f32[16]{0}
- value: <5 state{2} @0> (size=16,offset=192): bf16[2,4]{1,0}
+ value: <5 state{2} (phi) @0> (size=16,offset=192): bf16[2,4]{1,0}
 """
 
 

@@ -4,6 +4,7 @@ After changing FACTORS, run this file as a program to write the rows anew: pytho
 """
 
 import csv
+import dataclasses
 import itertools
 from pathlib import Path
 
@@ -33,7 +34,8 @@ FACTORS = {
     "capacity": ("none", "0.8", "1.25"),
     "transport": ("gather", "dense", "ring"),
     "grouped_matmul": ("auto", "reference"),
-    "recompute": ("none", "block"),
+    "recompute": ("none", "block", "selective", "offload"),
+    "placement": ("resident", "fsdp"),
     "data": ("whole", "documents", "padding"),
     "top_k": ("1", "2", "3"),
 }
@@ -86,7 +88,8 @@ def config_of(row: dict[str, str]) -> TrainConfig:
         | WEIGHTS[row["weights"]],
     )
     dp, ep = map(int, row["mesh"].split("x"))
-    return train_config(model, dp=dp, ep=ep, microbatches=int(row["microbatches"]))
+    config = train_config(model, dp=dp, ep=ep, microbatches=int(row["microbatches"]))
+    return dataclasses.replace(config, mesh=dataclasses.replace(config.mesh, weights=row["placement"]))
 
 
 def uncovered(rows: list[dict[str, str]]) -> set:
