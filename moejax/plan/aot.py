@@ -55,9 +55,13 @@ def compile_step(config: TrainConfig, gpu: str) -> Program:
         ConfigError: if the GPU is not in the table, the CUDA plugin is not installed, or a setting does not work on this GPU.
     """
     mesh = gpu_mesh(gpu, config.mesh)
+    return compile_program(make_train_step(config, mesh), mesh, abstract_state(config, mesh), abstract_batch(config, mesh))
+
+
+def compile_program(jitted: Any, mesh: Mesh, *args: Any) -> Program:
+    """A jitted function compiled for a mesh from `gpu_mesh`; args are `jax.ShapeDtypeStruct`s with shardings, or trees of them."""
     start = time.perf_counter()
-    step: Any = make_train_step(config, mesh)
-    lowered = step.lower(abstract_state(config, mesh), abstract_batch(config, mesh))
+    lowered = jitted.lower(*args)
     middle = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         compiled = lowered.compile(compiler_options={"xla_dump_to": folder})
