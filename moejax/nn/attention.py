@@ -11,8 +11,8 @@ from moejax.config import ModelConfig
 from moejax.nn.norm import RMSNorm
 from moejax.nn.param import param
 from moejax.nn.tokens import Tokens
-from moejax.ops.attention import attention, visible_keys
 from moejax.ops.rope import rope
+from moejax_kernels.attention import Places, attention
 
 Cache = dict[str, jax.Array]
 """Keys and values of the places filled so far: k, v [B, S, K, H]."""
@@ -47,16 +47,15 @@ class Attention(nnx.Module):
             q, k = self._normalised(q, self.q_norm), self._normalised(k, self.k_norm)
         q, k = rope(q, tokens.position, theta=self.theta), rope(k, tokens.position, theta=self.theta)
         q, k, v = (checkpoint_name(part, "qkv") for part in (q, k, v))
-        key_place, key_segment = tokens.place, tokens.segment
+        query = key = Places(tokens.place, tokens.segment)
         if cache is not None:
             start = (0, tokens.place[0, 0], 0, 0)
             k = lax.dynamic_update_slice(cache["k"], k.astype(cache["k"].dtype), start)
             v = lax.dynamic_update_slice(cache["v"], v.astype(cache["v"].dtype), start)
             cache = {"k": k, "v": v}
-            key_place = jnp.broadcast_to(jnp.arange(k.shape[1], dtype=jnp.int32)[None, :], k.shape[:2])
-            key_segment = jnp.ones_like(key_place)  # a cache holds one document
-        visible = visible_keys(tokens.place, key_place, tokens.segment, key_segment, window)
-        y = checkpoint_name(attention(q, k, v, visible), "attention")
+            place = jnp.broadcast_to(jnp.arange(k.shape[1], dtype=jnp.int32)[None, :], k.shape[:2])
+            key = Places(place, jnp.ones_like(place))  # a cache holds one document
+        y = attention(q, k, v, query, key, window=window)
         return jnp.einsum("btnh,nhd->btd", y, self.w_o[...]), cache
 
     def _normalised(self, x, norm):

@@ -1,0 +1,6 @@
+"""Causal grouped-query attention with sliding windows and document masks."""
+
+from moejax_kernels.attention.api import attention
+from moejax_kernels.attention.places import Places
+
+__all__ = ["Places", "attention"]
