@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax._src.pallas.mosaic_gpu.interpret.interpret_pallas_call import reset_gpu_interpret_mode_state
 
-from moejax_kernels.grouped_matmul import grouped_matmul, reference
+from moejax_kernels.grouped_matmul import grouped_matmul, mosaic_sm90, mosaic_sm100, reference
 from tests.kernels.grouped import case, exact
 from tests.kernels.interpreted import GPUS, traced_as_if_on
 
@@ -93,3 +94,36 @@ def test_the_gradient_is_that_of_the_definition(generation):
 
     for name, theirs in zip(("dx", "dw"), jax.grad(loss, argnums=(0, 1))(x.astype(jnp.float32), w.astype(jnp.float32)), strict=True):
         np.testing.assert_allclose(ours[name].astype(jnp.float32), theirs, rtol=2**-7, atol=1e-4)
+
+
+class Without:
+    """A module one of whose functions does nothing."""
+
+    def __init__(self, module, name):
+        self.module, self.name = module, name
+
+    def __getattr__(self, name):
+        return (lambda *args, **kwargs: None) if name == self.name else getattr(self.module, name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("body", "generation", "wait"),
+    [
+        (mosaic_sm90, "sm90", "commit_smem"),
+        (mosaic_sm90, "sm90", "wait_smem_to_gmem"),
+        (mosaic_sm100, "sm100", "barrier_wait"),
+        (mosaic_sm100, "sm100", "commit_smem"),
+        (mosaic_sm100, "sm100", "wait_load_tmem"),
+        (mosaic_sm100, "sm100", "wait_smem_to_gmem"),
+    ],
+)
+def test_a_wait_that_is_missing_is_reported(body, generation, wait, monkeypatch):
+    """What the other tests would show if a kernel did not wait where it must."""
+    monkeypatch.setattr(body, "plgpu", Without(body.plgpu, wait))
+    x, w = jnp.ones((3 * TILE, 64), jnp.bfloat16), jnp.ones((1, 64, 64), jnp.bfloat16)
+    try:
+        with traced_as_if_on(GPUS[generation], 1), pytest.raises(jax.errors.JaxRuntimeError, match=r"RACE DETECTED|Barrier|Not all"):
+            jax.block_until_ready(grouped_matmul(x, w, jnp.array([3 * TILE], jnp.int32), tile=TILE, implementation="mosaic"))
+    finally:
+        reset_gpu_interpret_mode_state()

@@ -47,7 +47,7 @@ def grouped_product(product: Product, tables: tuple[jax.Array, jax.Array], a: ja
         warpgroup = lax.axis_index("warpgroup")
 
         @plgpu.nd_loop((product.num_pieces,), collective_axes="sm", init_carry=(jnp.int32(0), jnp.int32(0)))
-        def _piece(info, carry):
+        def totals(info, carry):
             steps_before, pieces_before = carry
             piece = product.piece(info.index[0], first_table_gmem, second_table_gmem)
             accumulator = lax.rem(pieces_before, jnp.int32(_ACCUMULATORS))
@@ -75,9 +75,7 @@ def grouped_product(product: Product, tables: tuple[jax.Array, jax.Array], a: ja
 
             return steps_before + piece.steps, pieces_before + (piece.steps > 0).astype(jnp.int32)
 
-        @pl.when(warpgroup == 1)
-        def _():
-            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+        _finish(product, warpgroup, *totals, scratch)
 
     return plgpu.kernel(
         body,
@@ -165,6 +163,28 @@ def _store(product: Product, piece: Piece, accumulator, out_gmem, scratch: _Scra
     def _():
         plgpu.wait_load_tmem()
         plgpu.barrier_arrive(scratch.free.at[accumulator])
+
+
+def _finish(product: Product, warpgroup, steps, pieces, scratch: _Scratch) -> None:
+    """See everything through that is still under way, so that no barrier is signalled after the block has left the SM."""
+
+    @pl.when(warpgroup == 0)
+    def _():
+        @plgpu.warp_map
+        def _(warp):
+            for warp_of_barrier, barrier, count, slots in (
+                (0, scratch.empty, steps, product.tile.stages),
+                (1, scratch.free, pieces, _ACCUMULATORS),
+            ):
+                for i in range(slots):
+
+                    @pl.when((warp == warp_of_barrier) & (count > i))
+                    def _(barrier=barrier, last=count - 1 - i, slots=slots):
+                        plgpu.barrier_wait(barrier.at[lax.rem(last, jnp.int32(slots))])
+
+    @pl.when(warpgroup == 1)
+    def _():
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
 
 def _accumulator(product: Product, accumulator, scratch: _Scratch):
