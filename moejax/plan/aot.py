@@ -66,7 +66,7 @@ def compile_program(jitted: Any, mesh: Mesh, *args: Any) -> Program:
     with tempfile.TemporaryDirectory() as folder:
         compiled = lowered.compile(compiler_options={"xla_dump_to": folder})
         end = time.perf_counter()
-        dumps = [next(Path(folder).glob(f"*{kind}.txt")).read_text() for kind in ("live-range", "after_optimizations-buffer-assignment")]
+        live_ranges, assignment = (_read(Path(folder), kind) for kind in ("live-range", "after_optimizations-buffer-assignment"))
     hlo, stats = Hlo(compiled.as_text()), compiled.memory_analysis()
     return Program(
         hlo=hlo,
@@ -76,7 +76,7 @@ def compile_program(jitted: Any, mesh: Mesh, *args: Any) -> Program:
         output_bytes=stats.output_size_in_bytes,
         alias_bytes=stats.alias_size_in_bytes,
         temp_bytes=stats.temp_size_in_bytes,
-        peak=peak_buffers(*dumps, hlo),
+        peak=peak_buffers(live_ranges, assignment, hlo),
         lower_s=middle - start,
         compile_s=end - middle,
     )
@@ -100,6 +100,11 @@ def compile_for(fn: Callable, gpu: str, *args: Any) -> Any:
     sharding = NamedSharding(mesh, P())
     args = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding), args)
     return jax.jit(jax.shard_map(fn, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)).lower(*args).compile()
+
+
+def _read(folder: Path, kind: str) -> str:
+    (file,) = folder.glob(f"*{kind}.txt")
+    return file.read_text()
 
 
 @functools.cache
