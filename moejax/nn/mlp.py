@@ -1,5 +1,7 @@
 """Dense MLP, routed experts and shared experts: SwiGLU everywhere, gate and up in one weight."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -64,6 +66,10 @@ class SharedExperts(nnx.Module):
         return jnp.einsum("btsf,sfd->btd", hidden, self.w_out[...])
 
 
+@functools.partial(jax.checkpoint, prevent_cse=False)
 def router_logits(x: Float[Array, "BT D"], w_router: Float[Array, "D E"]) -> Float[Array, "BT E"]:
-    """Float32 logits of float32 operands, whatever the compute dtype, at full precision on every device."""
+    """Float32 logits of float32 operands, whatever the compute dtype, at full precision on every device.
+
+    The backward pass keeps x as it came, not its float32 copy.
+    """
     return jnp.dot(x.astype(jnp.float32), w_router.astype(jnp.float32), precision=jax.lax.Precision.HIGHEST)
