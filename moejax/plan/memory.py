@@ -3,86 +3,101 @@
 import re
 from dataclasses import dataclass
 
-from moejax.plan.hlo import Hlo, Instruction, array_bytes, arrays_of
+import numpy as np
 
-_LINE = re.compile(r"^\s+([\w.\-]+)\{([\d,]*)\}: (\d+) bytes")
+from moejax.plan.hlo import Hlo, Instruction, arrays_of
+
 _ALLOCATION = re.compile(r"^allocation (\d+): size \d+, (.*)$")
-_VALUE = re.compile(r"^\s*value: <\d+ ([\w.\-]+?)(?:\{([\d,]*)\})?(?: \(phi\))? @\d+> \(size=\d+,offset=(\d+)\)")
+_VALUE = re.compile(
+    r"^\s*value: <\d+ (?P<name>[\w.\-]+?)(?:\{(?P<index>[\d,]*)\})?(?: \(phi\))? @\d+> "
+    r"\(size=(?P<size>\d+),offset=(?P<offset>\d+)\): (?P<type>.*)$"
+)
+_RANGE = re.compile(r"^\s+([\w.\-]+)\{([\d,]*)\}:(\d+)-(\d+)$")
 
 
 @dataclass(frozen=True)
 class Buffer:
-    """A buffer that is alive at the peak.
-
-    array: dtype and shape. op_name: what makes it in the JAX program. is_argument: whether the program gets it as an argument.
-    """
+    """A place in memory that is in use at the peak. array: dtype and shape. op_name: what fills it in the JAX program."""
 
     name: str
     size_bytes: int
     array: str
     op_name: str
-    is_argument: bool
+
+
+@dataclass(frozen=True)
+class _Value:
+    """A result of an instruction, its place (allocation, offset), and the first and last moment at which it is needed."""
+
+    name: str
+    index: str
+    place: tuple[str, int]
+    size: int
+    array: str
+    start: int
+    end: int
 
 
 def peak_buffers(live_ranges: str, assignment: str, hlo: Hlo) -> list[Buffer]:
-    """Buffers alive when most bytes are, largest first, read from two dumps of a compilation and its HLO.
+    """Places beside the arguments that are in use when most bytes are, largest first, from two dumps of a compilation and its HLO.
 
-    What shares one place in memory, such as the sums that a loop carries and the new sums that it writes over them, is one buffer.
-    XLA's arena can be larger than the sum of all, by what the packing wastes.
+    What shares a place, such as the sums that a loop carries and the new sums written over them, is one buffer. (XLA's own list of a
+    peak counts it twice.) XLA's arena can be larger than the sum of all, by what the packing wastes.
     """
-    section = live_ranges.split("(peak):\n", 1)[1]
-    slots, arguments = _slots(assignment)
-    seen = set()
-    places = {instruction.name: (name, instruction) for name in hlo.times for instruction in hlo.computations[name]}
-    callers = {body: i for i, _ in hlo.instructions() if i.op == "while" for body in re.findall(r"body=%?([\w.\-]+)", i.attributes)}
-    found = []
-    for line in section.splitlines():
-        if not (matched := _LINE.match(line)):
-            break
-        name, index = matched[1], matched[2]
-        computation, instruction = places.get(name, ("", None))
-        slot = slots.get((name, index), (name, index))
-        if slot in seen:
-            continue
-        seen.add(slot)
-        is_argument = slot[0] in arguments
-        source = _source(hlo, callers, computation, instruction, int(index) if index.isdigit() else None)
-        size = int(matched[3])
-        found.append(Buffer(f"{name}{{{index}}}" if index else name, size, _array(instruction, index, size), source, is_argument))
-    return sorted(found, key=lambda buffer: -buffer.size_bytes)
+    values = _values(live_ranges, assignment)
+    moments = np.zeros(max((value.end for value in values), default=0) + 2, np.int64)
+    for group in _by_place(values).values():
+        used = np.zeros(len(moments), np.int64)
+        for value in group:
+            part = used[value.start : value.end + 1]
+            np.maximum(part, value.size, out=part)
+        moments += used
+    peak = int(moments.argmax())
+    alive = [value for value in values if value.start <= peak <= value.end]
+    largest = [max(group, key=lambda value: value.size) for group in _by_place(alive).values()]
+    return sorted((_buffer(hlo, value) for value in largest), key=lambda buffer: -buffer.size_bytes)
 
 
-def _slots(assignment: str) -> tuple[dict[tuple[str, str], tuple[str, str]], set[str]]:
-    """(name, tuple index) of each value -> (allocation, offset), and the allocations of the program's arguments."""
-    slots, arguments, allocation = {}, set(), ""
+def _values(live_ranges: str, assignment: str) -> list[_Value]:
+    """All values that do not lie in the memory of an argument."""
+    section = live_ranges.split("BufferLiveRange:\n", 1)[1].split("Live ranges at", 1)[0]
+    ranges = {(m[1], m[2]): (int(m[3]), int(m[4])) for m in map(_RANGE.match, section.splitlines()) if m}
+    found, allocation, is_argument = [], "", False
     for line in assignment.splitlines():
         if header := _ALLOCATION.match(line):
-            allocation = header[1]
-            if "parameter" in header[2]:
-                arguments.add(allocation)
-        elif value := _VALUE.match(line):
-            slots[value[1], value[2] or ""] = (allocation, value[3])
-    return slots, arguments
+            allocation, is_argument = header[1], "parameter" in header[2]
+        elif (m := _VALUE.match(line)) and not is_argument and (m["name"], m["index"] or "") in ranges:
+            moments = ranges[m["name"], m["index"] or ""]
+            array = arrays_of(m["type"])[:1]
+            text = f"{array[0][0]}[{','.join(map(str, array[0][1]))}]" if array else m["type"]
+            found.append(_Value(m["name"], m["index"] or "", (allocation, int(m["offset"])), int(m["size"]), text, *moments))
+    return found
 
 
-def _array(instruction: Instruction | None, index: str, size: int) -> str:
-    """The printed array of a buffer: the named element of a tuple."""
-    arrays = arrays_of(instruction.type) if instruction else []
-    picked = arrays[int(index)] if index.isdigit() and int(index) < len(arrays) else (arrays[0] if arrays else None)
-    if picked is None or array_bytes(*picked) != size:
-        picked = next((array for array in arrays if array_bytes(*array) == size), picked)
-    return f"{picked[0]}[{','.join(map(str, picked[1]))}]" if picked else ""
+def _by_place(values: list[_Value]) -> dict[tuple[str, int], list[_Value]]:
+    groups: dict[tuple[str, int], list[_Value]] = {}
+    for value in values:
+        groups.setdefault(value.place, []).append(value)
+    return groups
 
 
-def _source(hlo: Hlo, callers: dict, computation: str, instruction: Instruction | None, index: int | None) -> str:
-    """Where a buffer comes from; for what a loop carries, what its body puts there."""
+def _buffer(hlo: Hlo, value: _Value) -> Buffer:
+    name = f"{value.name}{{{value.index}}}" if value.index else value.name
+    return Buffer(name, value.size, value.array, _source(hlo, value))
+
+
+def _source(hlo: Hlo, value: _Value) -> str:
+    """Where a value comes from; for what a loop carries, what its body puts there."""
+    places = {instruction.name: (name, instruction) for name in hlo.times for instruction in hlo.computations[name]}
+    computation, instruction = places.get(value.name, ("", None))
     if instruction is None:
         return ""
-    if instruction.op == "parameter" and computation in callers:
+    index = int(value.index) if value.index.isdigit() else None
+    bodies = {body for i, _ in hlo.instructions() if i.op == "while" for body in re.findall(r"body=%?([\w.\-]+)", i.attributes)}
+    if instruction.op == "parameter" and computation in bodies:
         return _made_by_body(hlo, computation, index)
-    if instruction.op == "while" and index is not None:
-        body = re.findall(r"body=%?([\w.\-]+)", instruction.attributes)
-        return _made_by_body(hlo, body[0], index) if body else instruction.op_name
+    if instruction.op == "while":
+        return _made_by_body(hlo, re.findall(r"body=%?([\w.\-]+)", instruction.attributes)[0], index)
     return _op_name(hlo, instruction)
 
 
