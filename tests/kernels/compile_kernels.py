@@ -33,13 +33,14 @@ def with_gradients(x, w, dy, sizes):
 
 
 def report(compiled) -> dict:
-    """Memory of a program in bytes, and the shape of every array in it."""
-    memory = compiled.memory_analysis()
-    shapes = set(re.findall(r"\b[a-z]+\d+\[([\d,]+)\]", compiled.as_text()))
+    """Memory of a program in bytes, the shape of every array in it, and what it copies or transposes."""
+    memory, text = compiled.memory_analysis(), compiled.as_text()
+    shapes = set(re.findall(r"\b[a-z]+\d+\[([\d,]+)\]", text))
     return {
         "temp_bytes": memory.temp_size_in_bytes,
         "output_bytes": memory.output_size_in_bytes,
         "shapes": sorted([int(size) for size in shape.split(",")] for shape in shapes),
+        "moved": re.findall(r"= (\S+) (?:copy|transpose)\(", text),
     }
 
 

@@ -80,3 +80,10 @@ def test_p01_nothing_is_as_large_as_groups_times_rows(compiled, capsys):
             assert not (EXPERTS in shape and {ROWS, BUFFER} & set(shape)), shape
             assert not {EXPERTS * K, EXPERTS * N, EXPERTS * ROWS} & set(shape), shape
             assert math.prod(shape) <= EXPERTS * K * N, shape
+
+
+@pytest.mark.slow
+def test_weights_and_rows_are_read_as_they_lie_in_memory(compiled):
+    _, report = compiled
+    for program in report["programs"].values():
+        assert program["moved"] == []

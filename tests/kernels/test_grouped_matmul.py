@@ -62,6 +62,12 @@ def test_p05_weight_gradients_of_empty_groups_are_exactly_zero_at_odd_widths(siz
 
 
 @every_implementation
+@pytest.mark.parametrize("sizes", [[0] * 63 + [1], [100]], ids=["p15 one row and 64 experts", "p12 one expert and a padded buffer"])
+def test_experts_at_their_fewest_and_rows_at_their_fewest(sizes, implementation):
+    check(sizes, implementation)
+
+
+@every_implementation
 def test_odd_and_single_widths(implementation):
     check([3, 0, 10], implementation, width=(43, 1))
 

@@ -18,26 +18,28 @@ WIDTH = (128, 64)  # 64 columns are half a tile
 every_generation = pytest.mark.parametrize("generation", GPUS)
 
 
+def product_and_gradients(x, w, dy, sizes):
+    """Everything through the public function."""
+    y, pullback = jax.vjp(lambda x, w: grouped_matmul(x, w, sizes, tile=TILE, implementation="mosaic"), x, w)
+    dx, dw = pullback(dy)
+    return {"y": y, "dx": dx, "dw": dw}
+
+
 @functools.cache
-def compiled(generation, experts=EXPERTS, tiles=TILES, width=WIDTH, cores=2):
-    """The product and both gradients through the public function, compiled once for all group sizes."""
-
-    def product_and_gradients(x, w, dy, sizes):
-        y, pullback = jax.vjp(lambda x, w: grouped_matmul(x, w, sizes, tile=TILE, implementation="mosaic"), x, w)
-        dx, dw = pullback(dy)
-        return {"y": y, "dx": dx, "dw": dw}
-
+def interpreted(generation, experts=EXPERTS, tiles=TILES, width=WIDTH, cores=2):
+    """It is compiled once for all group sizes."""
     shapes = ((tiles * TILE, width[0]), (experts, *width), (tiles * TILE, width[1]))
     arrays = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes]
     with traced_as_if_on(GPUS[generation], cores):
-        return jax.jit(product_and_gradients).lower(*arrays, jax.ShapeDtypeStruct((experts,), jnp.int32)).compile()
+        # A function of its own: a trace is kept whatever device it was for.
+        run = jax.jit(functools.partial(product_and_gradients))
+        return run.lower(*arrays, jax.ShapeDtypeStruct((experts,), jnp.int32)).compile()
 
 
-def check(generation, sizes, *, tiles=TILES, width=WIDTH, cores=2):
+def check(run, sizes, *, tiles=TILES, width=WIDTH):
     """Everything but rounding to bfloat16 is exact to float32; rows past the last tile in use hold NaN and come out zero."""
     x, w, dy = case(sizes, tiles * TILE, width, TILE, "bfloat16")
     used = sum(-(-size // TILE) for size in sizes) * TILE
-    run = compiled(generation, len(sizes), tiles, width, cores)
     result = run(x.at[used:].set(jnp.nan), w, dy.at[used:].set(jnp.nan), jnp.array(sizes, jnp.int32))
     truth = exact(x, w, dy, sizes, TILE)
     # Half a unit in the last place of bfloat16, and float32 sums of |a||b| in any order.
@@ -49,7 +51,6 @@ def check(generation, sizes, *, tiles=TILES, width=WIDTH, cores=2):
         assert (error <= limit).all(), f"{name}: {np.nanmax(error - limit)} beyond its rounding, {np.isnan(error).sum()} NaN"
     for e, size in enumerate(sizes):
         assert size or not np.asarray(result["dw"][e]).any(), f"expert {e} has no rows, but a gradient"
-    return result
 
 
 CASES = {
@@ -65,21 +66,30 @@ MORE_CASES = {
 @every_generation
 @pytest.mark.parametrize("sizes", CASES.values(), ids=CASES.keys())
 def test_product_and_gradients_equal_a_loop_over_experts(generation, sizes):
-    check(generation, sizes)
+    check(interpreted(generation), sizes)
 
 
 @pytest.mark.slow
 @every_generation
 @pytest.mark.parametrize("sizes", MORE_CASES.values(), ids=MORE_CASES.keys())
 def test_product_and_gradients_of_more_group_sizes(generation, sizes):
-    check(generation, sizes, width=(192, 256))  # a tile and a half, and two tiles
+    width = (192, 256)  # a tile and a half, and two tiles
+    check(interpreted(generation, width=width), sizes, width=width)
 
 
 @pytest.mark.slow
 @every_generation
 @pytest.mark.parametrize("sizes", [[8, 0, 8, 0], [0] * 6 + [32] + [0] * 11], ids=["every second empty", "one of eighteen"])
 def test_p05_weight_gradients_of_empty_groups_are_exactly_zero(generation, sizes):
-    check(generation, sizes, tiles=3, width=(64, 64), cores=3)
+    shape = {"tiles": 3, "width": (64, 64)}
+    check(interpreted(generation, len(sizes), **shape, cores=3), sizes, **shape)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("width", [WIDTH, (192, 256), (1024, 2880)])
+@pytest.mark.parametrize("sizes", [*CASES.values(), *MORE_CASES.values(), [0] * 6 + [32] + [0] * 11])
+def test_product_and_gradients_on_this_gpu(sizes, width):
+    check(jax.jit(product_and_gradients), sizes, width=width)
 
 
 @pytest.mark.slow
@@ -87,7 +97,7 @@ def test_p05_weight_gradients_of_empty_groups_are_exactly_zero(generation, sizes
 def test_the_gradient_is_that_of_the_definition(generation):
     sizes = CASES["empty first, middle and last, one row, ragged tail, exact multiple"]
     x, w, dy = case(sizes, TILES * TILE, WIDTH, TILE, "bfloat16", seed=1)
-    ours = compiled(generation)(x, w, dy, jnp.array(sizes, jnp.int32))
+    ours = interpreted(generation)(x, w, dy, jnp.array(sizes, jnp.int32))
 
     def loss(x, w):
         return jnp.sum(reference.matmul(x, w, jnp.array(sizes, jnp.int32), TILE) * dy.astype(jnp.float32))
