@@ -32,7 +32,12 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=15, help="interleaved rounds, of which the median counts (default: %(default)s)")
     args = parser.parse_args()
     for rows, (k, n), experts, pattern in itertools.product(args.rows, args.widths, args.experts, args.patterns):
-        for line in measure(Case(rows, k, n, experts, args.dtype, pattern), args.implementations, passes=args.passes, repeats=args.repeats):
+        case = Case(rows, k, n, experts, args.dtype, pattern)
+        try:
+            lines = measure(case, args.implementations, passes=args.passes, repeats=args.repeats)
+        except (NotImplementedError, ValueError) as refusal:
+            parser.error(str(refusal))
+        for line in lines:
             print(json.dumps({key: float(f"{v:.4g}") if isinstance(v, float) else v for key, v in line.items()}), flush=True)
 
 

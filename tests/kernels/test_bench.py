@@ -38,7 +38,7 @@ def test_patterns_are_what_they_say():
 def test_a_case_is_reported_for_every_implementation_and_pass(monkeypatch):
     monkeypatch.setattr(bench, "_COPY_BYTES", 2**12)
     case = bench.Case(24, 8, 16, 3, "float32", "zipf")
-    lines = list(bench.measure(case, ["cpu", "reference"], passes=["wgrad", "vjp"], repeats=1))
+    lines = bench.measure(case, ["cpu", "reference"], passes=["wgrad", "vjp"], repeats=1)
     assert [(line["implementation"], line["pass"]) for line in lines] == [
         ("cpu", "wgrad"),
         ("cpu", "vjp"),
@@ -83,3 +83,10 @@ def test_the_tool_prints_json_lines(monkeypatch, capsys):
     runpy.run_path(str(ROOT / "tools" / "bench_kernels.py"), run_name="__main__")
     (line,) = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert (line["k"], line["n"], line["pattern"], line["pass"]) == (8, 16, "one", "forward")
+
+
+def test_the_tool_refuses_what_does_not_run_here_in_one_sentence(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["bench_kernels.py", "--implementations", "mosaic"])
+    with pytest.raises(SystemExit):
+        runpy.run_path(str(ROOT / "tools" / "bench_kernels.py"), run_name="__main__")
+    assert "error: mosaic runs on H100" in capsys.readouterr().err

@@ -10,7 +10,7 @@ A pass that is not asked for is left out of the program by the compiler, so all 
 """
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Literal
 
@@ -57,49 +57,50 @@ def group_sizes(rows: int, experts: int, pattern: str) -> np.ndarray:
     return sizes if pattern == "even" else sizes[np.random.default_rng(0).permutation(experts)]
 
 
-def measure(
-    case: Case, implementations: Iterable[str], *, passes: Iterable[str] = tuple(WEIGHT_PASSES), repeats: int = 15
-) -> Iterator[dict]:
+def measure(case: Case, implementations: Iterable[str], *, passes: Iterable[str] = tuple(WEIGHT_PASSES), repeats: int = 15) -> list[dict]:
     """One flat dict for each implementation and pass; everything of the case is timed in one interleaved run.
 
     `ratio` is the time over (dense_s + weights_s); copy_bytes_per_s counts bytes read and bytes written.
+
+    Raises:
+        NotImplementedError, ValueError: if an implementation does not run here or is unknown.
     """
     passes = tuple(passes)
     choices = [choose_implementation(name, dtype=case.dtype, widths=(case.k, case.n)) for name in implementations]
-    implementations = tuple(dict.fromkeys(choice.name for choice in choices))
+    names = tuple(dict.fromkeys(choice.name for choice in choices))
     sizes = group_sizes(case.rows, case.experts, case.pattern)
     tile = choose_tile(case.rows / case.experts)
     dense = _dense_arrays(case)
     arrays = _arrays(case, sizes, tile, *dense)
     programs: dict[str, Callable[[], object]] = {"copy": copying(_COPY_BYTES)}
-    for name in passes:
-        programs[f"dense {name}"] = overwriting(functools.partial(_dense, name), *dense)
-        for implementation in implementations:
-            programs[f"{implementation} {name}"] = overwriting(functools.partial(_grouped, name, tile, implementation), *arrays)
+    for part in passes:
+        programs[f"dense {part}"] = overwriting(functools.partial(_dense, part), *dense)
+        for name in names:
+            programs[f"{name} {part}"] = overwriting(functools.partial(_grouped, part, tile, name), *arrays)
     seconds = interleaved_medians(programs, repeats)
     rate = 2 * _COPY_BYTES / seconds["copy"]
-    weight_bytes = case.experts * case.k * case.n * jnp.dtype(case.dtype).itemsize
-    for implementation in implementations:
-        for name in passes:
-            time_s, dense_s = seconds[f"{implementation} {name}"], seconds[f"dense {name}"]
-            weights_s = WEIGHT_PASSES[name] * weight_bytes / rate
-            yield {
-                **asdict(case),
-                "implementation": implementation,
-                "pass": name,
-                "tile": tile,
-                "padded_rows": int(align_up(sizes, tile).sum()),
-                "seconds": time_s,
-                "dense_s": dense_s,
-                "weights_s": weights_s,
-                "ratio": time_s / (dense_s + weights_s),
-                "ratio_to_dense": time_s / dense_s,
-                "flops_per_s": 2 * _PRODUCTS[name] * case.rows * case.k * case.n / time_s,
-                "copy_bytes_per_s": rate,
-                "repeats": repeats,
-                "device": device_kind(),
-                "jax": jax.__version__,
-            }
+    about = {"tile": tile, "padded_rows": int(align_up(sizes, tile).sum()), "copy_bytes_per_s": rate, "repeats": repeats}
+    about |= {"device": device_kind(), "jax": jax.__version__}
+    return [
+        asdict(case)
+        | {"implementation": name, "pass": part}
+        | _times(case, part, seconds[f"{name} {part}"], seconds[f"dense {part}"], rate)
+        | about
+        for name in names
+        for part in passes
+    ]
+
+
+def _times(case: Case, part: str, time_s: float, dense_s: float, rate: float) -> dict[str, float]:
+    weights_s = WEIGHT_PASSES[part] * case.experts * case.k * case.n * jnp.dtype(case.dtype).itemsize / rate
+    return {
+        "seconds": time_s,
+        "dense_s": dense_s,
+        "weights_s": weights_s,
+        "ratio": time_s / (dense_s + weights_s),
+        "ratio_to_dense": time_s / dense_s,
+        "flops_per_s": 2 * _PRODUCTS[part] * case.rows * case.k * case.n / time_s,
+    }
 
 
 def _dense_arrays(case: Case):
