@@ -1,8 +1,9 @@
 """Flax NNX modules of the model. Parameters live outside, in nested plain dicts."""
 
 from moejax.nn.moe import MoEStats
+from moejax.nn.moe_layer import LayerStats, MoELayer
 from moejax.nn.param import ParamSpec, is_spec
 from moejax.nn.tokens import Tokens, tokens_of
 from moejax.nn.transformer import STACKS, Output, Transformer
 
-__all__ = ["STACKS", "MoEStats", "Output", "ParamSpec", "Tokens", "Transformer", "is_spec", "tokens_of"]
+__all__ = ["STACKS", "LayerStats", "MoELayer", "MoEStats", "Output", "ParamSpec", "Tokens", "Transformer", "is_spec", "tokens_of"]

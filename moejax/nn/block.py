@@ -42,7 +42,7 @@ class Block(nnx.Module):
         self.placement = config.norm_placement
         if is_moe:
             assert config.moe is not None
-            self.moe = MoE(config, config.moe)
+            self.moe = MoE(dim, config.moe, config.init_std)
         else:
             self.mlp = Mlp(config)
 

@@ -32,8 +32,8 @@ class Mlp(nnx.Module):
 class Experts(nnx.Module):
     """The routed experts that live on this device."""
 
-    def __init__(self, config: ModelConfig, moe: MoEConfig):
-        count, dim, hidden, std = moe.num_experts, config.embed_dim, moe.expert_dim, config.init_std
+    def __init__(self, dim: int, moe: MoEConfig, std: float):
+        count, hidden = moe.num_experts, moe.expert_dim
         self.kernel = moe.grouped_matmul
         self.w_in = param(count, dim, 2, hidden, axes=("expert", "embed", "gate_up", "mlp"), std=std)
         self.w_out = param(count, hidden, dim, axes=("expert", "mlp", "embed"), std=std)
@@ -50,8 +50,8 @@ class Experts(nnx.Module):
 class SharedExperts(nnx.Module):
     """Experts that see every token. Two or more are weighted by a dense router of their own, whose scores are not a choice."""
 
-    def __init__(self, config: ModelConfig, moe: MoEConfig):
-        count, dim, hidden, std = moe.num_shared_experts, config.embed_dim, moe.shared_expert_dim, config.init_std
+    def __init__(self, dim: int, moe: MoEConfig, std: float):
+        count, hidden = moe.num_shared_experts, moe.shared_expert_dim
         self.gating = moe.router.gating
         self.w_in = param(count, dim, 2, hidden, axes=("shared", "embed", "gate_up", "mlp"), std=std)
         self.w_out = param(count, hidden, dim, axes=("shared", "mlp", "embed"), std=std)

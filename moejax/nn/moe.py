@@ -8,13 +8,13 @@ from flax import nnx
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from moejax.config import ModelConfig, MoEConfig, RouterConfig
+from moejax.config import MoEConfig, RouterConfig
 from moejax.nn.mlp import Experts, SharedExperts, router_logits
 from moejax.nn.param import param
 from moejax.nn.tokens import Tokens
 from moejax.ops import balance, routing
 from moejax.parallel import DATA_AXES
-from moejax.parallel.expert import Traffic, choose_transport, expert_parallel
+from moejax.parallel.expert import Traffic, choose_transport, count_ranks, expert_parallel
 from moejax_kernels.grouped_matmul import choose_tile
 
 
@@ -36,9 +36,9 @@ class MoEStats:
 class Router(nnx.Module):
     """Scores tokens in float32, whatever the compute dtype, and chooses experts."""
 
-    def __init__(self, config: ModelConfig, moe: MoEConfig):
+    def __init__(self, dim: int, moe: MoEConfig, std: float):
         self.config, self.top_k = moe.router, moe.top_k
-        self.w_router = param(config.embed_dim, moe.num_experts, axes=("embed", "experts"), std=config.init_std, dtype="float32")
+        self.w_router = param(dim, moe.num_experts, axes=("embed", "experts"), std=std, dtype="float32")
 
     def __call__(
         self, x: Float[Array, "BT D"], tokens: Tokens, bias: Float[Array, " E"], layer: Int[Array, ""]
@@ -58,23 +58,30 @@ class Router(nnx.Module):
 
 
 class MoE(nnx.Module):
-    """Routed plus shared experts of one block."""
+    """Routed plus shared experts of one block.
 
-    def __init__(self, config: ModelConfig, moe: MoEConfig):
-        self.config = moe
-        self.router = Router(config, moe)
-        self.experts = Experts(config, moe)
+    Args:
+        std: of the initial weights.
+        expert_axis: mesh axis that splits the experts; None if all are here.
+        token_axes: mesh axes that split the tokens, expert_axis included.
+    """
+
+    def __init__(self, dim: int, moe: MoEConfig, std: float, *, expert_axis: str | None = "ep", token_axes: tuple[str, ...] = DATA_AXES):
+        self.config, self.expert_axis, self.token_axes = moe, expert_axis, token_axes
+        self.router = Router(dim, moe, std)
+        self.experts = Experts(dim, moe, std)
         if moe.num_shared_experts:
-            self.shared = SharedExperts(config, moe)
+            self.shared = SharedExperts(dim, moe, std)
 
     def __call__(
         self, x: Float[Array, "B T D"], tokens: Tokens, bias: Float[Array, " E"], layer: Int[Array, ""], *, dropless: bool
     ) -> tuple[Float[Array, "B T D"], MoEStats]:
-        """Runs inside shard_map; B is local. `dropless` overrides the capacity, for evaluation."""
+        """Runs inside shard_map, if there are axes; B is local. `dropless` overrides the capacity, for evaluation."""
         c = self.config
         flat, valid = x.reshape(-1, x.shape[-1]), tokens.valid.reshape(-1)
         routes, logits = self.router(flat, tokens, bias, layer)
-        tile = choose_tile(flat.shape[0] * c.top_k * lax.axis_size("ep") / c.num_experts)
+        ranks = count_ranks(self.expert_axis)
+        tile = choose_tile(flat.shape[0] * c.top_k * ranks / c.num_experts)
         y, traffic = expert_parallel(
             flat,
             routes.experts,
@@ -84,7 +91,8 @@ class MoE(nnx.Module):
             num_experts=c.num_experts,
             capacity_factor=None if dropless else c.capacity_factor,
             tile=tile,
-            transport=choose_transport(c.transport, lax.axis_size("ep")),
+            transport=choose_transport(c.transport, ranks),
+            axis=self.expert_axis,
         )
         counts = lax.stop_gradient(balance.count_routes(routes.experts, valid, c.num_experts))
         stats = MoEStats(counts, self._balance_loss(routes, counts, tokens.valid), balance.router_z(logits, valid), traffic)
@@ -101,5 +109,5 @@ class MoE(nnx.Module):
             by_sequence = routes.shares.reshape(*valid.shape, -1), routes.experts.reshape(*valid.shape, -1)
             return balance.instance_balance(*by_sequence, valid)
         # Counts carry no gradient, so this psum is never transposed.
-        group_counts, group_tokens = lax.psum((counts, flat.sum(dtype=jnp.float32)), DATA_AXES)
+        group_counts, group_tokens = lax.psum((counts, flat.sum(dtype=jnp.float32)), self.token_axes)
         return balance.global_balance(routes.shares, group_counts, group_tokens, flat, self.config.top_k)

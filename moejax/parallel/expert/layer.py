@@ -11,7 +11,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
 from moejax.ops.routing import ROUTING
-from moejax.parallel.expert.plan import capacity, make_plan
+from moejax.parallel.expert.plan import capacity, count_ranks, make_plan
 from moejax.parallel.expert.transports import Transport
 
 ExpertFn = Callable[[jax.Array, jax.Array], jax.Array]
@@ -45,17 +45,18 @@ def expert_parallel(
     capacity_factor: float | None,
     tile: int,
     transport: Transport,
-    axis: str = "ep",
+    axis: str | None = "ep",
 ) -> tuple[Float[Array, "T D"], Traffic]:
     """Send each valid token to its experts and add up what they return, weighted in float32. Sizes are local to the rank.
 
     Args:
         expert_fn: the local experts, applied to rows sorted by expert.
         capacity_factor: None never drops: tokens go through in chunks whose worst case fits the buffer.
+        axis: mesh axis that splits the experts; None if all are here.
     """
     tokens, top_k = experts.shape
     experts = jnp.where(valid[:, None], experts, num_experts)
-    ranks = lax.axis_size(axis)
+    ranks = count_ranks(axis)
 
     def run(x, experts, weights, limit):
         with jax.named_scope("plan"):

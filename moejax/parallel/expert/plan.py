@@ -55,19 +55,26 @@ def capacity(capacity_factor: float, tokens: int, top_k: int) -> int:
     return max(1, math.ceil(Fraction(str(capacity_factor)) * tokens * top_k))
 
 
-def make_plan(experts: Int[Array, "T A"], *, num_experts: int, capacity: int, tile: int, axis: str) -> Plan:
+def count_ranks(axis: str | None) -> int:
+    """Ranks that split the experts; without an axis, one."""
+    return 1 if axis is None else lax.axis_size(axis)
+
+
+def make_plan(experts: Int[Array, "T A"], *, num_experts: int, capacity: int, tile: int, axis: str | None) -> Plan:
     """Plan the moves of one microbatch. Expert id num_experts marks a route that goes nowhere (padding).
 
     Rows of a receiver are ordered by local expert, then source rank, then route. The first `capacity` of them are kept (tail drop,
     the same on all ranks and for any tile); then each expert's rows start at a multiple of the tile.
     """
-    ranks, me = lax.axis_size(axis), lax.axis_index(axis)
+    ranks = count_ranks(axis)
+    me = 0 if ranks == 1 else lax.axis_index(axis)
     local = num_experts // ranks
     flat = experts.reshape(-1)
     order = jnp.argsort(flat, stable=True).astype(jnp.int32)
     place = jnp.zeros_like(order).at[order].set(jnp.arange(flat.size, dtype=jnp.int32), unique_indices=True)
     mine = jnp.zeros((num_experts,), jnp.int32).at[flat].add(1, mode="drop")
-    counts = lax.all_gather(mine, axis).reshape(ranks, ranks, local)  # [source, destination, x]
+    counts = mine if ranks == 1 else lax.all_gather(mine, axis)
+    counts = counts.reshape(ranks, ranks, local)  # [source, destination, x]
 
     # Tail drop, per destination over its rows in (x, source) order.
     wanted = counts.transpose(1, 2, 0).reshape(ranks, local * ranks)

@@ -31,10 +31,10 @@ class Meeting:
     row: Array
 
 
-def token_transport(name: str, share: Callable[[jax.Array, str], jax.Array], reduce: Callable[[jax.Array, str], jax.Array]) -> Transport:
-    """The transport made of two collectives."""
+def token_transport(name: str, share: Callable[..., jax.Array], reduce: Callable[..., jax.Array]) -> Transport:
+    """The transport made of two collectives, share(x, axis) and reduce(x, axis)."""
 
-    def prepare(plan: Plan, axis: str) -> Meeting:
+    def prepare(plan: Plan, axis: str | None) -> Meeting:
         source, place, is_real = row_sources(plan)
         orders = share(plan.order, axis)
         first = source * plan.order.shape[0]
@@ -43,7 +43,7 @@ def token_transport(name: str, share: Callable[[jax.Array, str], jax.Array], red
         return Meeting(route, nowhere.at[route].set(jnp.arange(plan.rows, dtype=jnp.int32), mode="drop"))
 
     @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
-    def dispatch(x: Float[Array, "T D"], plan: Plan, moves: Meeting, axis: str) -> Float[Array, "rows D"]:
+    def dispatch(x: Float[Array, "T D"], plan: Plan, moves: Meeting, axis: str | None) -> Float[Array, "rows D"]:
         return dispatch_forward(x, plan, moves, axis)[0]
 
     def dispatch_forward(x, plan, moves, axis):
@@ -57,7 +57,9 @@ def token_transport(name: str, share: Callable[[jax.Array, str], jax.Array], red
         return reduce(sums, axis).astype(g.dtype), None, None
 
     @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
-    def combine(y: Float[Array, "rows D"], weights: Float[Array, "T A"], plan: Plan, moves: Meeting, axis: str) -> Float[Array, "T D"]:
+    def combine(
+        y: Float[Array, "rows D"], weights: Float[Array, "T A"], plan: Plan, moves: Meeting, axis: str | None
+    ) -> Float[Array, "T D"]:
         return combine_forward(y, weights, plan, moves, axis)[0]
 
     def combine_forward(y, weights, plan, moves, axis):

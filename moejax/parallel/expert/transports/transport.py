@@ -4,8 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from moejax.parallel.expert.plan import Plan
-
 
 def _no_objection(platform: str, ranks: int) -> None:
     return None
@@ -25,8 +23,8 @@ class Transport:
     """
 
     name: str
-    prepare: Callable[[Plan, str], Any]
-    dispatch: Callable[[Any, Plan, Any, str], Any]
-    combine: Callable[[Any, Any, Plan, Any, str], Any]
+    prepare: Callable[..., Any]
+    dispatch: Callable[..., Any]
+    combine: Callable[..., Any]
     refusal: Callable[[str, int], str | None] = _no_objection
     warning: Callable[[str, int], str | None] = _no_objection
