@@ -18,12 +18,12 @@ from moejax.parallel.fsdp import GATHERED
 _HOST = "pinned_host"
 
 
-def recomputed(block: Callable, config: ModelConfig, *, is_gathered: bool) -> Callable:
-    """The block with model.recompute applied; gathered weights (fsdp) are never kept."""
+def recomputed(block: Callable, config: ModelConfig, *, num_layers: int, is_gathered: bool) -> Callable:
+    """The block of a scanned stack with model.recompute applied; gathered weights (fsdp) are never kept."""
     if config.recompute == "none" and not is_gathered:
         return block
-    # Forward and backward are two loops over the layers, so nothing can be merged across them.
-    return jax.checkpoint(block, policy=_policy(config), prevent_cse=False)
+    # Forward and backward are two loops, so XLA cannot merge what is computed twice; but it unrolls a loop of one layer.
+    return jax.checkpoint(block, policy=_policy(config), prevent_cse=num_layers == 1)
 
 
 def _policy(config: ModelConfig) -> Callable:

@@ -90,7 +90,7 @@ class Transformer:
                 return x, (stats, cache)
 
             if caches is None:
-                run = recomputed(run, self.config, is_gathered=self._is_gathered)
+                run = recomputed(run, self.config, num_layers=count, is_gathered=self._is_gathered)
             cache = None if caches is None else caches[name]
             with jax.named_scope(name):
                 x, (stats, cache) = lax.scan(run, x, (params[name], layers, cache))

@@ -9,11 +9,11 @@ import jax
 
 from moejax.config import TrainConfig
 from moejax.nn import ParamSpec, Transformer, is_spec
-from moejax.optim import empty_history
+from moejax.optim import empty_history, path_name
 from moejax.parallel.mesh import mesh_shape
 from moejax.parallel.rules import Rule, make_rule
 
-_ITEM_BYTES = {"float32": 4, "bfloat16": 2}
+ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 _HLO = {"float32": "f32", "bfloat16": "bf16"}
 
 
@@ -22,10 +22,8 @@ def argument_bytes(config: TrainConfig) -> dict[str, int]:
 
     The step gives back all but the batch, in the same memory.
     """
-    parameters = optimizer = 0
-    for spec, rule in placed(config):
-        parameters += _local(spec.shape, rule.param, config) * _ITEM_BYTES[spec.dtype or config.model.dtype]
-        optimizer += 3 * 4 * _local(spec.shape, rule.state, config)
+    parameters = sum(count * ITEM_BYTES[dtype] for _, count, dtype in local_parameters(config))
+    optimizer = sum(3 * 4 * _local(spec.shape, rule.state, config) for _, spec, rule in placed(config))
     moe, model = config.model.moe, config.model
     history = jax.tree.leaves(jax.eval_shape(lambda: empty_history(config.optim)))
     counters = 2 * 4 + sum(leaf.size * leaf.dtype.itemsize for leaf in history)
@@ -65,16 +63,16 @@ def step_traffic(config: TrainConfig) -> list[Traffic]:
         found[kind, axes, dtype] += payload * runs
         times[kind, axes, dtype] += runs
 
-    for spec, rule in placed(config):
+    for _, spec, rule in placed(config):
         if rule.dim is not None:
             dtype, size = spec.dtype or config.model.dtype, math.prod(spec.shape)
             whole = size // math.prod(mesh_shape(config.mesh)[axis] for axis in _named(rule.state) if axis not in rule.axes)
             layers = spec.shape[0] if spec.logical_axes[0] == "layer" else 1
             if not rule.is_gathered:
                 add("reduce-scatter", rule.axes, "f32", 4 * whole, 1)
-                add("all-gather", rule.axes, _HLO[dtype], _ITEM_BYTES[dtype] * whole, 1)
+                add("all-gather", rule.axes, _HLO[dtype], ITEM_BYTES[dtype] * whole, 1)
                 continue
-            runs, part = layers * config.microbatches, _ITEM_BYTES[dtype] * whole // layers
+            runs, part = layers * config.microbatches, ITEM_BYTES[dtype] * whole // layers
             add("reduce-scatter", rule.axes, _HLO[dtype], part, runs)
             add("all-gather", rule.axes, _HLO[dtype], part, runs * (2 if spec.logical_axes[0] == "layer" else 1))
     if config.model.moe is not None and config.mesh.ep > 1:
@@ -90,13 +88,18 @@ def row_bytes(config: TrainConfig) -> int:
     """Bytes of the routed rows of one rank in one MoE layer and microbatch: T * A * D * itemsize."""
     assert config.model.moe is not None
     tokens = config.microbatch_size // config.mesh.num_devices * config.data.seq_len
-    return tokens * config.model.moe.top_k * config.model.embed_dim * _ITEM_BYTES[config.model.dtype]
+    return tokens * config.model.moe.top_k * config.model.embed_dim * ITEM_BYTES[config.model.dtype]
 
 
-def placed(config: TrainConfig) -> Iterator[tuple[ParamSpec, Rule]]:
-    """Every parameter's declaration with its placement on the config's mesh."""
-    for spec in jax.tree.leaves(Transformer(config.model).specs, is_leaf=is_spec):
-        yield spec, make_rule(spec.shape, spec.logical_axes, mesh_shape(config.mesh), weights=config.mesh.weights)
+def local_parameters(config: TrainConfig) -> list[tuple[str, int, str]]:
+    """(dotted name, elements on one GPU, compute dtype) of every parameter."""
+    return [(name, _local(spec.shape, rule.param, config), spec.dtype or config.model.dtype) for name, spec, rule in placed(config)]
+
+
+def placed(config: TrainConfig) -> Iterator[tuple[str, ParamSpec, Rule]]:
+    """Every parameter's dotted name, and its declaration with its placement on the config's mesh."""
+    for path, spec in jax.tree_util.tree_leaves_with_path(Transformer(config.model).specs, is_leaf=is_spec):
+        yield path_name(path), spec, make_rule(spec.shape, spec.logical_axes, mesh_shape(config.mesh), weights=config.mesh.weights)
 
 
 def _local(shape: tuple[int, ...], spec, config: TrainConfig) -> int:

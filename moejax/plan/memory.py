@@ -24,6 +24,15 @@ class Buffer:
     array: str
     op_name: str
 
+    @property
+    def role(self) -> str:
+        """The part of the training step's memory that it belongs to, as `moejax.plan.activations` names them."""
+        if self.op_name.endswith("microbatches/while/body/eval_jaxpr/add"):
+            return "gradient sums"
+        if not self.op_name.endswith("dynamic_update_slice"):
+            return "working set"
+        return "gradients" if "transpose(" in self.op_name else "kept activations"
+
 
 @dataclass(frozen=True)
 class _Value:
@@ -98,7 +107,9 @@ def _source(hlo: Hlo, value: _Value) -> str:
         return _made_by_body(hlo, computation, index)
     if instruction.op == "while":
         return _made_by_body(hlo, re.findall(r"body=%?([\w.\-]+)", instruction.attributes)[0], index)
-    return _op_name(hlo, instruction)
+    if not (found := _op_name(hlo, instruction)):
+        return _made_by(hlo, {i.name: i for i in hlo.computations[computation]}, instruction)
+    return found
 
 
 def _op_name(hlo: Hlo, instruction: Instruction) -> str:
@@ -111,7 +122,11 @@ def _op_name(hlo: Hlo, instruction: Instruction) -> str:
 def _made_by_body(hlo: Hlo, body: str, index: int | None) -> str:
     instructions = {instruction.name: instruction for instruction in hlo.computations[body]}
     results = re.findall(r"%([\w.\-]+)", hlo.computations[body][-1].operands)
-    maker = instructions.get(results[index]) if index is not None and index < len(results) else None
+    return _made_by(hlo, instructions, instructions.get(results[index]) if index is not None and index < len(results) else None)
+
+
+def _made_by(hlo: Hlo, instructions: dict[str, Instruction], maker: Instruction | None) -> str:
+    """Source of an instruction, or of the first of those that it reads, if XLA made it without saying where from."""
     while maker is not None and not _op_name(hlo, maker) and (inputs := re.findall(r"%([\w.\-]+)", maker.operands)):
         maker = instructions.get(inputs[0])
     return _op_name(hlo, maker) if maker else ""

@@ -8,10 +8,12 @@ from concurrent.futures import ProcessPoolExecutor
 
 from moejax.config import AttentionConfig, DataConfig, MeshConfig, ModelConfig, MoEConfig, RouterConfig, TrainConfig
 from moejax.plan.aot import Program, compile_step
+from moejax.plan.activations import temp_bytes
 from moejax.plan.formula import argument_bytes, row_bytes, step_traffic
 from moejax.plan.traffic import table
 
 MIB = 2**20
+ROLES = ("gradient sums", "gradients", "kept activations", "working set")
 METRICS_BYTES = 64 * 1024
 """More than all metrics that a step returns."""
 
@@ -100,3 +102,19 @@ def assert_arguments_equal_the_formula(config: TrainConfig, program: Program) ->
     assert program.argument_bytes == sum(given.values())
     assert program.alias_bytes == sum(given.values()) - given["batch"]
     assert 0 < program.output_bytes - program.alias_bytes < METRICS_BYTES
+
+
+def assert_memory_is_explained(config: TrainConfig, program: Program) -> None:
+    """XLA's arena within 15 % of the formula; the buffers at the peak fill it, and each over 1 % has a name and a role."""
+    parts, found = temp_bytes(config), Counter()
+    for buffer in program.peak:
+        found[buffer.role] += buffer.size_bytes
+    print(f"arena {program.temp_bytes / 2**30:.2f} GiB; by arithmetic {sum(parts.values()) / 2**30:.2f}; buffers at the peak:")
+    for role in ROLES:
+        print(f"{found[role] / 2**30:8.2f} GiB {role}; by arithmetic {parts.get(role, 0) / 2**30:.2f}")
+    large = [buffer for buffer in program.peak if buffer.size_bytes > program.temp_bytes / 100]
+    for buffer in large:
+        print(f"{buffer.size_bytes / MIB:8.0f} MiB {buffer.array}  {buffer.role}: {buffer.op_name.removeprefix('jit(step)/shard_map/')}")
+    assert abs(program.temp_bytes / sum(parts.values()) - 1) < 0.15
+    assert sum(found.values()) > 0.95 * program.temp_bytes
+    assert all(buffer.op_name for buffer in large)

@@ -1,0 +1,104 @@
+"""Memory that the training step needs beside its arguments, by arithmetic; bytes of one GPU.
+
+Most is in use when the backward pass enters the last MoE block of a microbatch:
+
+    gradient sums       float32, all parameters                                       for the whole step
+    gradients           compute dtype, of head and MoE blocks; one microbatch's
+    kept activations    of every block                                                until its backward pass
+    working set         one MoE block: computed again, and backward
+
+When the backward pass leaves the first block, all gradients are there and no activations.
+"""
+
+import math
+
+from moejax.config import ModelConfig, TrainConfig
+from moejax.parallel.expert.plan import capacity
+from moejax.parallel.mesh import mesh_shape
+from moejax.plan.formula import ITEM_BYTES, local_parameters
+from moejax_kernels.grouped_matmul import buffer_rows
+
+_TILE = 128
+
+
+def temp_bytes(config: TrainConfig) -> dict[str, int]:
+    """Parts of the memory at the peak. Their sum is what XLA's arena holds, but for small buffers and what packing wastes."""
+    sums = late = early = 0
+    for name, count, dtype in local_parameters(config):
+        sums += 4 * count
+        if name.startswith(("head", "moe_blocks")):
+            late += count * ITEM_BYTES[dtype]
+        else:
+            early += count * ITEM_BYTES[dtype]
+    kept, working = kept_bytes(config), working_bytes(config)
+    if kept + working < early:
+        return {"gradient sums": sums, "gradients": late + early}
+    return {"gradient sums": sums, "gradients": late, "kept activations": kept, "working set": working}
+
+
+def kept_bytes(config: TrainConfig) -> int:
+    """What all blocks keep of one microbatch on the device for the backward pass."""
+    model, named = config.model, named_bytes(config)
+    dense, moe = model.num_dense_layers, model.num_moe_layers
+    names = {"none": tuple(named), "offload": ()}.get(model.recompute, ("block_in", *model.kept_residuals))
+    per_block = {name: named[name] for name in names}
+    only_moe = sum(size for name, size in per_block.items() if name.startswith(("expert", "shared")))
+    only_dense = per_block.get("mlp_gate_up", 0)
+    both = sum(per_block.values()) - only_moe - only_dense
+    if model.recompute == "none":
+        # Beside the named results: hidden activations, arguments of norms, the middle of the block.
+        norms = {"pre": 2, "post": 2, "peri": 4}[model.norm_placement]
+        both += (norms + 1) * named["block_in"] + (model.attention.qk_norm != "none") * named["qkv"]
+        only_moe += (named["expert_gate_up"] + named["shared_gate_up"]) // 2
+        only_dense += named["mlp_gate_up"] // 2
+    return dense * (both + only_dense) + moe * (both + only_moe)
+
+
+def working_bytes(config: TrainConfig) -> int:
+    """One MoE block on its way back: experts' rows and their gradients, routes out and in, float32 rows of tokens."""
+    model, named = config.model, named_bytes(config)
+    if model.moe is None:
+        return 3 * named["mlp_gate_up"] + 8 * 4 * tokens(config) * model.embed_dim
+    back = named["expert_gate_up"] * 3 // 2 + 2 * named["expert_rows"]
+    again = named["expert_gate_up"] // 2
+    for name in ("expert_rows", "expert_gate_up"):
+        again += named[name] * (model.recompute != "none" and name not in model.kept_residuals)
+    again = 0 if model.recompute == "none" else again
+    return back + again + 2 * named["expert_out"] + 4 * 4 * tokens(config) * model.embed_dim
+
+
+def named_bytes(config: TrainConfig) -> dict[str, int]:
+    """Size of each named result (`moejax.config.RESIDUALS`) of one block and microbatch."""
+    model, item, count = config.model, ITEM_BYTES[config.model.dtype], tokens(config)
+    heads, kv_heads = model.attention.num_heads * model.head_dim, model.attention.kv_heads * model.head_dim
+    named = {
+        "block_in": count * model.embed_dim * item,
+        "qkv": count * (heads + 2 * kv_heads) * item,
+        "attention": count * heads * item + 4 * count * model.attention.num_heads,
+        "mlp_gate_up": count * 2 * model.mlp_dim * item,
+    }
+    if (moe := model.moe) is not None:
+        rows = rows_of_buffer(model, count, config.mesh.ep)
+        named |= {
+            "expert_rows": rows * model.embed_dim * item,
+            "expert_gate_up": rows * 2 * moe.expert_dim * item,
+            "expert_out": count * moe.top_k * model.embed_dim * item,
+            "shared_gate_up": count * 2 * moe.num_shared_experts * moe.shared_expert_dim * item,
+        }
+    return named
+
+
+def rows_of_buffer(model: ModelConfig, count: int, ranks: int) -> int:
+    """Rows of an expert buffer in training, tile-aligned; of one chunk if dropless."""
+    assert model.moe is not None
+    moe, local = model.moe, model.moe.num_experts // ranks
+    worst = ranks * count * min(moe.top_k, local)
+    if moe.capacity_factor is not None:
+        return buffer_rows(min(capacity(moe.capacity_factor, count, moe.top_k), worst), local, _TILE)
+    return buffer_rows(math.ceil(worst / min(count, math.ceil(ranks / 1.25))), local, _TILE)
+
+
+def tokens(config: TrainConfig) -> int:
+    """Tokens of one GPU in one microbatch."""
+    sizes = mesh_shape(config.mesh)
+    return config.microbatch_size // (sizes["dp"] * sizes["ep"]) * config.data.seq_len
