@@ -58,12 +58,12 @@ class SharedExperts(nnx.Module):
         if count > 1:
             self.w_router = param(dim, count, axes=("embed", "shared"), std=std, dtype="float32")
 
-    def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        hidden = swiglu(checkpoint_name(jnp.einsum("btd,sdgf->btsgf", x, self.w_in[...]), "shared_gate_up"))
-        if hidden.shape[2] > 1:
-            logits = jnp.einsum("btd,ds->bts", x.astype(jnp.float32), self.w_router[...])
+    def __call__(self, x: Float[Array, "BT D"]) -> Float[Array, "BT D"]:
+        hidden = swiglu(checkpoint_name(jnp.einsum("td,sdgf->tsgf", x, self.w_in[...]), "shared_gate_up"))
+        if hidden.shape[1] > 1:
+            logits = router_logits(x, self.w_router[...])
             hidden = (hidden * score(logits, self.gating)[..., None]).astype(x.dtype)
-        return jnp.einsum("btsf,sfd->btd", hidden, self.w_out[...])
+        return jnp.einsum("tsf,sfd->td", hidden, self.w_out[...])
 
 
 @functools.partial(jax.checkpoint, prevent_cse=False)

@@ -96,8 +96,8 @@ class MoE(nnx.Module):
         )
         counts = lax.stop_gradient(balance.count_routes(routes.experts, valid, c.num_experts))
         stats = MoEStats(counts, self._balance_loss(routes, counts, tokens.valid), balance.router_z(logits, valid), traffic)
-        y = y.reshape(x.shape)
-        return (y + self.shared(x) if c.num_shared_experts else y), stats
+        # One view of x for all who read it: with two, the backward pass would keep both.
+        return (y + self.shared(flat) if c.num_shared_experts else y).reshape(x.shape), stats
 
     def _balance_loss(self, routes, counts, valid):
         kind, flat = self.config.router.balance_loss, valid.reshape(-1)

@@ -7,8 +7,8 @@ from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 
 from moejax.config import AttentionConfig, DataConfig, MeshConfig, ModelConfig, MoEConfig, RouterConfig, TrainConfig
-from moejax.plan.aot import Program, compile_step
 from moejax.plan.activations import temp_bytes
+from moejax.plan.aot import Program, compile_step
 from moejax.plan.formula import argument_bytes, row_bytes, step_traffic
 from moejax.plan.traffic import table
 
