@@ -12,6 +12,7 @@ from jax import checkpoint_policies as policies
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from moejax.config import ModelConfig
+from moejax.errors import ConfigError
 from moejax.ops.routing import ROUTING
 from moejax.parallel.fsdp import GATHERED
 
@@ -35,6 +36,23 @@ def _policy(config: ModelConfig) -> Callable:
             names_which_can_be_saved=[ROUTING], names_which_can_be_offloaded=list(names), offload_src="device", offload_dst=_HOST
         )
     return policies.save_only_these_names(ROUTING, *names)
+
+
+def describe_offload(config: ModelConfig, jaxpr: ClosedJaxpr) -> str:
+    """One line on what a traced step of a model with recompute=offload sends to host memory.
+
+    Raises:
+        ConfigError: if a result that was named is needed by nobody, so that offloading it would do nothing.
+    """
+    moved = offloaded_bytes(jaxpr)
+    for name in config.kept_residuals:
+        if not moved.get(name):
+            raise ConfigError(
+                f"model.recompute_keep={config.kept_residuals} holds {name!r}, which the backward pass of this model does not need; "
+                "leave it out"
+            )
+    parts = ", ".join(f"{name} {size / 2**20:.1f}" for name, size in moved.items())
+    return f"offload    {sum(moved.values()) / 2**20:.1f} MiB to host memory and back in each step and device: {parts}"
 
 
 def offloaded_bytes(jaxpr: ClosedJaxpr) -> dict[str, int]:

@@ -19,6 +19,7 @@ from moejax.config import ModelConfig, MoEConfig, TrainConfig, to_dict
 from moejax.config.check import check
 from moejax.data import Dataset, Prefetch, open_data
 from moejax.errors import TrainingError
+from moejax.nn.recompute import describe_offload
 from moejax.parallel import make_mesh
 from moejax.parallel.expert import choose_kernel, choose_transport
 from moejax.train import flops
@@ -212,7 +213,10 @@ def _compile(
     """The step compiled ahead of time, so that nothing can compile it twice; with --profile, its trace."""
     screen.say("compiling the step ...")
     begin_s = time.perf_counter()
-    step = jitted.lower(state, put_batch(dataset.batch(run.done), config, mesh)).compile()
+    traced = jitted.trace(state, put_batch(dataset.batch(run.done), config, mesh))
+    if config.model.recompute == "offload":
+        screen.say(describe_offload(config.model, traced.jaxpr))
+    step = traced.lower().compile()
     compile_s = time.perf_counter() - begin_s
     screen.say(f"compiled in {compile_s:.1f} s")
     if config.profile:

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import pytest
 
 from moejax.config import RESIDUALS, TrainConfig
-from moejax.nn.recompute import offloaded_bytes
+from moejax.errors import ConfigError
+from moejax.nn.recompute import describe_offload, offloaded_bytes
 from moejax.parallel import make_mesh
 from moejax.train.state import abstract_state
 from moejax.train.step import make_grad_fn
@@ -97,3 +98,21 @@ def primitives(jaxpr):
                     yield from primitives(inner)
                 elif hasattr(inner, "jaxpr"):
                     yield from primitives(inner.jaxpr)
+
+
+def test_the_line_on_offloading_names_sizes():
+    model = dataclasses.replace(MODEL, recompute="offload", recompute_keep=("block_in", "mlp_gate_up"))
+    line = describe_offload(model, traced(train_config(model, ep=2)))
+    total, block_in, hidden = (4 * size / 2**20 for size in (3 * 640 + 40 * 40, 3 * 640, 40 * 40))
+    assert line == (
+        f"offload    {total:.1f} MiB to host memory and back in each step and device: block_in {block_in:.1f}, mlp_gate_up {hidden:.1f}"
+    )
+
+
+def test_p48_offloading_what_nobody_needs_is_refused():
+    model = dataclasses.replace(MODEL, recompute="offload")
+    without = traced(train_config(dataclasses.replace(MODEL, recompute="block"), ep=2))
+    with pytest.raises(
+        ConfigError, match=r"model.recompute_keep=\('block_in',\) holds 'block_in', which the backward pass .* leave it out"
+    ):
+        describe_offload(model, without)
