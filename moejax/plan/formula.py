@@ -10,6 +10,7 @@ import jax
 from moejax.config import TrainConfig
 from moejax.nn import ParamSpec, Transformer, is_spec
 from moejax.optim import empty_history, path_name
+from moejax.parallel.expert import receive_rows
 from moejax.parallel.mesh import mesh_shape
 from moejax.parallel.rules import Rule, make_rule
 
@@ -82,6 +83,21 @@ def step_traffic(config: TrainConfig) -> list[Traffic]:
         moves = 4 + len(again)  # dispatch, combine, their backward passes, and what is computed again
         add("ragged-all-to-all", ("ep",), _HLO[config.model.dtype], row_bytes(config), runs * moves)
     return [Traffic(*key, payload, times[key]) for key, payload in found.items()]
+
+
+def dispatch_buffer_bytes(config: TrainConfig, tile: int = 128) -> int:
+    """Bytes of the buffer in which a rank receives the rows of its experts, in one MoE layer and microbatch."""
+    moe, model = config.model.moe, config.model
+    assert moe is not None
+    rows = receive_rows(
+        tokens=config.microbatch_size // config.mesh.num_devices * config.data.seq_len,
+        top_k=moe.top_k,
+        num_experts=moe.num_experts,
+        ranks=config.mesh.ep,
+        capacity_factor=moe.capacity_factor,
+        tile=tile,
+    )
+    return rows * model.embed_dim * ITEM_BYTES[model.dtype]
 
 
 def row_bytes(config: TrainConfig) -> int:

@@ -104,6 +104,14 @@ def find_gpu(name: str) -> Gpu:
     return GPUS[name.lower()]
 
 
+def link_rate(device_kind: str, *, hosts: int) -> float | None:
+    """Bytes/s that leave one GPU of this kind: over NVLink on one host, over the network between hosts; None if not in the table."""
+    gpu = next((gpu for gpu in GPUS.values() if gpu.device_kind == device_kind), None)
+    if gpu is None:
+        return None
+    return gpu.nvlink if hosts == 1 else gpu.network
+
+
 def target_config(gpu: Gpu) -> str:
     """XLA's description of the GPU, a GpuTargetConfigProto in text form."""
     # XLA's cost model reads rates by element type (xla_data.proto): 10 f16, 16 bf16, 11 f32, 12 f64, the rest 8 bits and less.

@@ -1,6 +1,5 @@
 """The routed part of a MoE layer over the `ep` axis: plan, dispatch, experts, combine; with a capacity or dropless."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -11,13 +10,11 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
 from moejax.ops.routing import ROUTING
-from moejax.parallel.expert.plan import capacity, count_ranks, make_plan
+from moejax.parallel.expert.plan import capacity, count_ranks, make_plan, portion
 from moejax.parallel.expert.transports import Transport
 
 ExpertFn = Callable[[jax.Array, jax.Array], jax.Array]
 """(rows [rows, D] in the tile-aligned layout, group_sizes int32 [X]) -> rows [rows, D]."""
-
-_TRAINING_CAPACITY = 1.25  # a dropless chunk's worst case takes no more rows than training with this usual factor
 
 
 @jax.tree_util.register_dataclass
@@ -70,24 +67,20 @@ def expert_parallel(
             return transport.combine(rows, weights, plan, moves, axis), plan
 
     routes = valid.sum(dtype=jnp.float32) * top_k
-    worst = ranks * tokens * min(top_k, num_experts // ranks)
+    chunks, size, accepted = portion(tokens=tokens, top_k=top_k, num_experts=num_experts, ranks=ranks, capacity_factor=capacity_factor)
     if capacity_factor is not None:
-        accepted = capacity(capacity_factor, tokens, top_k)
-        y, plan = run(x, experts, weights, min(accepted, worst))
+        y, plan = run(x, experts, weights, accepted)
         dropped = routes - plan.kept.sum(dtype=jnp.float32)
-        return y, Traffic(routes, dropped, plan.wanted.astype(jnp.float32) / accepted)
+        return y, Traffic(routes, dropped, plan.wanted.astype(jnp.float32) / capacity(capacity_factor, tokens, top_k))
 
-    chunks = min(tokens, math.ceil(ranks / _TRAINING_CAPACITY))
-    size = -(-tokens // chunks)
-    limit = ranks * size * min(top_k, num_experts // ranks)
     traffic = Traffic(routes, jnp.float32(0), jnp.float32(0))
     if chunks == 1:
-        return run(x, experts, weights, limit)[0], traffic
+        return run(x, experts, weights, accepted)[0], traffic
     padding = chunks * size - tokens
 
     def in_chunks(a, fill):
         return jnp.pad(a, ((0, padding), (0, 0)), constant_values=fill).reshape(chunks, size, a.shape[1])
 
     stacked = (in_chunks(x, 0), in_chunks(experts, num_experts), in_chunks(weights, 0))
-    _, y = lax.scan(lambda _, chunk: (None, run(*chunk, limit)[0]), None, stacked)
+    _, y = lax.scan(lambda _, chunk: (None, run(*chunk, accepted)[0]), None, stacked)
     return y.reshape(chunks * size, -1)[:tokens], traffic

@@ -6,6 +6,7 @@ Sizes are local to a rank unless said: T tokens, A experts per token, R = T * A 
 import math
 from dataclasses import dataclass, field
 from fractions import Fraction
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,8 @@ from jax import lax
 from jaxtyping import Array, Bool, Int
 
 from moejax_kernels.grouped_matmul import aligned_starts, buffer_rows
+
+_USUAL_CAPACITY = 1.25
 
 
 @jax.tree_util.register_dataclass
@@ -53,6 +56,33 @@ class Plan:
 def capacity(capacity_factor: float, tokens: int, top_k: int) -> int:
     """Rows a rank accepts: max(1, ceil(capacity_factor * T * A)), the factor taken as the decimal that was typed."""
     return max(1, math.ceil(Fraction(str(capacity_factor)) * tokens * top_k))
+
+
+class Portion(NamedTuple):
+    """How a rank's tokens go through a layer: in `chunks` of `tokens` each, a receive buffer holding `accepted` real rows."""
+
+    chunks: int
+    tokens: int
+    accepted: int
+
+
+def portion(*, tokens: int, top_k: int, num_experts: int, ranks: int, capacity_factor: float | None) -> Portion:
+    """One chunk with the capacity; without one, chunks small enough that the worst case fits the buffer of a usual capacity."""
+
+    def worst(tokens):
+        return ranks * tokens * min(top_k, num_experts // ranks)
+
+    if capacity_factor is not None:
+        return Portion(1, tokens, min(capacity(capacity_factor, tokens, top_k), worst(tokens)))
+    chunks = min(tokens, math.ceil(worst(tokens) / (_USUAL_CAPACITY * tokens * top_k)))
+    size = -(-tokens // chunks)
+    return Portion(chunks, size, worst(size))
+
+
+def receive_rows(*, tokens: int, top_k: int, num_experts: int, ranks: int, capacity_factor: float | None, tile: int) -> int:
+    """Rows of the buffer that a rank receives routed rows in; T * A * capacity_factor, and room for each local expert's last tile."""
+    part = portion(tokens=tokens, top_k=top_k, num_experts=num_experts, ranks=ranks, capacity_factor=capacity_factor)
+    return buffer_rows(part.accepted, num_experts // ranks, tile)
 
 
 def count_ranks(axis: str | None) -> int:
