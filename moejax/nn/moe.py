@@ -80,8 +80,7 @@ class MoE(nnx.Module):
         c = self.config
         flat, valid = x.reshape(-1, x.shape[-1]), tokens.valid.reshape(-1)
         routes, logits = self.router(flat, tokens, bias, layer)
-        ranks = count_ranks(self.expert_axis)
-        tile = choose_tile(flat.shape[0] * c.top_k * ranks / c.num_experts)
+        ranks, tile = count_ranks(self.expert_axis), choose_tile()
         y, traffic = expert_parallel(
             flat,
             routes.experts,

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moejax.testing import assert_trees_close
-from moejax_kernels.grouped_matmul import align_up, buffer_rows, grouped_matmul
+from moejax_kernels.grouped_matmul import align_up, buffer_rows, cpu, grouped_matmul
 from tests.kernels.grouped import case, exact
 
 TILE = 8
@@ -86,6 +86,31 @@ def test_bfloat16_accumulates_in_float32(implementation):
     result = run(x, w, dy, jnp.array([512], jnp.int32), implementation=implementation)
     for name, terms in (("y", 512), ("dx", 4), ("dw", 512)):
         np.testing.assert_array_equal(result[name].astype(jnp.float32), terms)
+
+
+BUSY = [40] * 20 + [200] + [0] * 3 + [43] * 7 + [90]
+
+
+@pytest.mark.parametrize("tile", [1, TILE])
+def test_experts_far_above_the_mean(tile):
+    check(BUSY, "cpu", tile=tile)
+
+
+@pytest.mark.parametrize(("sizes", "is_batched", "chunks"), [(BUSY, True, 5 + 1), ([0] * 31 + [1400], False, 44), ([0] * 32, False, 0)])
+def test_on_cpu_the_load_decides_between_one_batch_and_chunks_alone(sizes, is_batched, chunks):
+    split = cpu._split(jnp.array(sizes, jnp.int32), 1400, 1)
+    assert (bool(split.is_batched), int(split.steps)) == (is_batched, -(-chunks // 4))
+
+
+@every_implementation
+def test_a_row_that_is_not_finite_stays_with_its_expert(implementation):
+    x, w, dy = case(BUSY, sum(BUSY), (5, 6), 1)
+    expected = jax.device_get(run(x, w, dy, jnp.array(BUSY, jnp.int32), tile=1, implementation=implementation))
+    x, dy = x.at[800].set(jnp.nan), dy.at[801].set(jnp.inf)  # the busiest expert has rows 800 to 999
+    result = jax.device_get(run(x, w, dy, jnp.array(BUSY, jnp.int32), tile=1, implementation=implementation))
+    others = {"y": np.arange(sum(BUSY)) != 800, "dx": np.arange(sum(BUSY)) != 801, "dw": np.arange(len(BUSY)) != 20}
+    for name, rows in others.items():
+        np.testing.assert_array_equal(result[name][rows], expected[name][rows])
 
 
 @every_implementation

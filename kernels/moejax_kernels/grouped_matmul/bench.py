@@ -69,7 +69,7 @@ def measure(case: Case, implementations: Iterable[str], *, passes: Iterable[str]
     choices = [choose_implementation(name, dtype=case.dtype, widths=(case.k, case.n)) for name in implementations]
     names = tuple(dict.fromkeys(choice.name for choice in choices))
     sizes = group_sizes(case.rows, case.experts, case.pattern)
-    tile = choose_tile(case.rows / case.experts)
+    tile = choose_tile()
     dense = _dense_arrays(case)
     arrays = _arrays(case, sizes, tile, *dense)
     programs: dict[str, Callable[[], object]] = {"copy": copying(_COPY_BYTES)}

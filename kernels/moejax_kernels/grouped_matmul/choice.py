@@ -47,17 +47,9 @@ def choose_implementation(name: str = "auto", *, dtype: Any, widths: Sequence[in
     return Choice(cast(Implementation, name), f"{name}, because it was asked for by name")
 
 
-def choose_tile(rows_per_expert: float) -> int:
-    """Tile for the device being traced for: 128 on accelerators; on CPU a power of two from 8 to 128.
-
-    The CPU tile follows the expected rows of one expert, so that small groups are not mostly padding.
-    """
-    if platform() != "cpu":
-        return 128
-    tile = 8
-    while tile < 128 and tile * 8 <= rows_per_expert:
-        tile *= 2
-    return tile
+def choose_tile() -> int:
+    """Tile for the device being traced for: 128 on accelerators, and 1 on CPU, whose body gathers rows anyway and needs no pad rows."""
+    return 1 if platform() == "cpu" else 128
 
 
 def _mosaic_refusal(dtype: Any, widths: Sequence[int], tile: int) -> str | None:

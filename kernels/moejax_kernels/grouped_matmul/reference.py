@@ -24,10 +24,12 @@ def matmul_transposed(x: jax.Array, w: jax.Array, group_sizes: jax.Array, tile: 
 def weight_gradient(x: jax.Array, dy: jax.Array, group_sizes: jax.Array, tile: int) -> jax.Array:
     """dw[e] = x[rows of e].T @ dy[rows of e] in float32, [E, K, N]; zero for an empty expert."""
     member = _members(x.shape[0], group_sizes, tile)
-    per_expert = [
-        jnp.dot(jnp.where(member[:, e, None], x, jnp.zeros((), x.dtype)).T, dy, preferred_element_type=jnp.float32)
-        for e in range(group_sizes.shape[0])
-    ]
+
+    def only(rows, e):
+        return jnp.where(member[:, e, None], rows, jnp.zeros((), rows.dtype))
+
+    # Both are masked: zero times a row of another expert that is not finite would not be zero.
+    per_expert = [jnp.dot(only(x, e).T, only(dy, e), preferred_element_type=jnp.float32) for e in range(group_sizes.shape[0])]
     return jnp.stack(per_expert)
 
 
