@@ -23,7 +23,7 @@ from moejax.ops.routing import update_bias
 from moejax.optim import adamw, decide, make_schedule, parameter_groups
 from moejax.parallel import AXES, DATA_AXES, zero
 from moejax.train.router_metrics import router_metrics
-from moejax.train.state import TrainState, make_layout, state_specs
+from moejax.train.state import Layout, TrainState, make_layout, state_specs
 
 Batch = dict[str, jax.Array]
 Step = Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]
@@ -55,33 +55,29 @@ def make_train_step(config: TrainConfig, mesh: Mesh) -> Step:
     Metrics are device scalars named group/name, but for moe/expert_load [MoE layers, E] and moe/layer_drop [MoE layers].
     """
     layout = make_layout(config, mesh)
-    groups = parameter_groups(config.optim, layout.rules)
-    schedule = make_schedule(config.optim, config.steps)
+    update = _make_update(config, layout)
     specs = state_specs(config, layout)
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, jax.Array]]:
         grads, metrics, counts = _accumulate(config, layout.model, state.params, state.router, state.step, batch)
         with jax.named_scope("update"):
-            grads = zero.reduce_gradients(grads, layout.rules)
-            norm = zero.global_norm(grads, layout.rules, AXES)
-            is_applied, is_finite, history = decide(config.optim, state.history, metrics["train/loss"], norm)
-            scale = zero.clip_scale(norm, config.optim.max_grad_norm)
-            grads = jax.tree.map(lambda g: g * scale, grads)
-            lr = jnp.asarray(schedule(state.step + 1), jnp.float32)
-            stepped = adamw(config.optim, groups, grads, state.master, state.moments, lr=lr, updates=state.updates)
-            router = _update_router(config, state.router, counts)
-            keep = (state.master, state.moments), state.router
-            (master, moments), router = jax.tree.map(lambda new, old: jnp.where(is_applied, new, old), (stepped, router), keep)
-            params = zero.gather_parameters(master, layout.rules, layout.dtypes)
-        new = TrainState(params, master, moments, router, history, state.step + 1, state.updates + is_applied.astype(jnp.int32))
-        return new, metrics | {
-            "optim/grad_norm": norm,
-            "optim/lr": jnp.asarray(lr, jnp.float32),
-            "optim/skipped": 1.0 - is_applied.astype(jnp.float32),
-            "optim/finite": is_finite.astype(jnp.float32),
-        }
+            state, more = update(state, zero.reduce_gradients(grads, layout.rules), metrics["train/loss"], counts)
+        return state, metrics | more
 
     mapped = jax.shard_map(step, mesh=mesh, in_specs=(specs, BATCH_SPEC), out_specs=(specs, P()), check_vma=False)
+    return jax.jit(mapped, donate_argnums=0)
+
+
+def make_update_fn(config: TrainConfig, mesh: Mesh) -> Callable[[TrainState, dict], TrainState]:
+    """The second half of the step but for the router's bias: (state, reduced gradients) -> state. It donates the state."""
+    layout = make_layout(config, mesh)
+    update = _make_update(config, layout)
+    specs = state_specs(config, layout)
+
+    def apply(state, grads):
+        return update(state, grads, jnp.float32(1), None)[0]
+
+    mapped = jax.shard_map(apply, mesh=mesh, in_specs=(specs, specs.master), out_specs=specs, check_vma=False)
     return jax.jit(mapped, donate_argnums=0)
 
 
@@ -98,6 +94,33 @@ def make_grad_fn(config: TrainConfig, mesh: Mesh) -> Callable[[dict, dict, jax.A
         gradients, mesh=mesh, in_specs=(specs.params, specs.router, P(), BATCH_SPEC), out_specs=(specs.master, P()), check_vma=False
     )
     return jax.jit(mapped)
+
+
+def _make_update(config: TrainConfig, layout: Layout) -> Callable[..., tuple[TrainState, dict[str, jax.Array]]]:
+    """(state, reduced gradients, loss, routes per layer and expert or None) -> (state, metrics): clip, skip or step, gather."""
+    groups = parameter_groups(config.optim, layout.rules)
+    schedule = make_schedule(config.optim, config.steps)
+
+    def update(state: TrainState, grads: dict, loss: jax.Array, counts: jax.Array | None):
+        norm = zero.global_norm(grads, layout.rules, AXES)
+        is_applied, is_finite, history = decide(config.optim, state.history, loss, norm)
+        scale = zero.clip_scale(norm, config.optim.max_grad_norm)
+        grads = jax.tree.map(lambda g: g * scale, grads)
+        lr = jnp.asarray(schedule(state.step + 1), jnp.float32)
+        stepped = adamw(config.optim, groups, grads, state.master, state.moments, lr=lr, updates=state.updates)
+        router = state.router if counts is None else _update_router(config, state.router, counts)
+        keep = (state.master, state.moments), state.router
+        (master, moments), router = jax.tree.map(lambda new, old: jnp.where(is_applied, new, old), (stepped, router), keep)
+        params = zero.gather_parameters(master, layout.rules, layout.dtypes)
+        new = TrainState(params, master, moments, router, history, state.step + 1, state.updates + is_applied.astype(jnp.int32))
+        return new, {
+            "optim/grad_norm": norm,
+            "optim/lr": lr,
+            "optim/skipped": 1.0 - is_applied.astype(jnp.float32),
+            "optim/finite": is_finite.astype(jnp.float32),
+        }
+
+    return update
 
 
 def _accumulate(config: TrainConfig, model: Transformer, params: dict, router: dict, step: jax.Array, batch: Batch):
