@@ -25,12 +25,16 @@ class AttentionConfig:
     """Sliding window of each layer in tokens (a token sees itself and window-1 before it), repeated over the layers; -1: full attention."""
     full_attention_ends: bool = True
     """The first and the last layer always use full attention."""
+    implementation: Literal["auto", "xla", "cudnn"] = "auto"
+    """Kernel of training and evaluation: cudnn (bfloat16 on H100, H200, B200, B300), xla (any device and dtype, generation too); auto takes
+    cudnn where it runs."""
 
     def __post_init__(self) -> None:
         at_least("model.attention.num_heads", self.num_heads, 1)
         at_least("model.attention.num_kv_heads", self.kv_heads, 1)
         divides("model.attention.num_kv_heads", self.kv_heads, "model.attention.num_heads", self.num_heads)
         one_of("model.attention.qk_norm", self.qk_norm, ("none", "head", "width"))
+        one_of("model.attention.implementation", self.implementation, ("auto", "xla", "cudnn"))
         if self.head_dim is not None:
             check(
                 self.head_dim >= 2 and self.head_dim % 2 == 0,

@@ -41,6 +41,9 @@ class DataConfig:
     """Tokens of one training sequence."""
     document_mask: bool = False
     """Attention stays inside a document, positions restart there, and no label crosses its end."""
+    max_documents: int = 64
+    """With document_mask and cuDNN attention: documents of one sequence at most, its padding counted as one. More stop the run. Each costs
+    num_heads x seq_len x 4 bytes for a layer and sequence."""
     eval_fraction: float = 0.05
     """Share of the tokens, at the end of the corpus, held out for evaluation."""
 
@@ -48,6 +51,7 @@ class DataConfig:
         one_of("data.source", self.source, ("shakespeare", "files"))
         one_of("data.token_dtype", self.token_dtype, ("uint8", "uint16", "uint32", "uint64"))
         at_least("data.seq_len", self.seq_len, 1)
+        at_least("data.max_documents", self.max_documents, 1)
         check(
             (self.source == "files") == bool(self.paths),
             f"data.source={self.source} with data.paths={self.paths}; give paths exactly when source is files",
@@ -61,6 +65,11 @@ class DataConfig:
             not (self.document_mask and self.source == "files" and self.eos_id is None),
             "data.document_mask=True needs to know where documents end; set data.eos_id",
         )
+
+    @property
+    def documents(self) -> int:
+        """Documents of a sequence at most, as far as attention has to tell them apart."""
+        return self.max_documents if self.document_mask else 1
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,7 @@
 """One transformer block: attention and a feed-forward branch, dense or mixture of experts."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import jax
 from flax import nnx
@@ -20,12 +21,11 @@ from moejax.nn.tokens import Tokens
 class Layer:
     """What differs between the layers of a stack beside their weights; scanned along with them.
 
-    index: int32, depth in the whole model. window: int32, -1 for full attention.
+    index: int32, depth in the whole model.
     bias: float32 [E], score-correction bias of the router; None in dense blocks.
     """
 
     index: Array
-    window: Array
     bias: Array | None = None
 
 
@@ -47,13 +47,24 @@ class Block(nnx.Module):
             self.mlp = Mlp(config)
 
     def __call__(
-        self, x: Float[Array, "B T D"], tokens: Tokens, layer: Layer, *, dropless: bool, cache: Cache | None = None
+        self,
+        x: Float[Array, "B T D"],
+        tokens: Tokens,
+        layer: Layer,
+        window: jax.Array | int,
+        *,
+        dropless: bool,
+        kernel: Literal["xla", "cudnn"] = "xla",
+        cache: Cache | None = None,
     ) -> tuple[Float[Array, "B T D"], MoEStats | None, Cache | None]:
-        """The block's output, its router statistics (None if dense) and the updated cache (None without one)."""
+        """The block's output, its router statistics (None if dense) and the updated cache (None without one).
+
+        Window, kernel and cache are those of `Attention`.
+        """
         x = checkpoint_name(x, "block_in")
         before, after = self.placement in ("pre", "peri"), self.placement in ("post", "peri")
         with jax.named_scope("attention"):
-            y, cache = self.attention(self.attention_norm_in(x) if before else x, tokens, layer.window, cache)
+            y, cache = self.attention(self.attention_norm_in(x) if before else x, tokens, window, kernel=kernel, cache=cache)
             x = x + (self.attention_norm_out(y) if after else y)
         with jax.named_scope("ffn"):
             h = self.ffn_norm_in(x) if before else x

@@ -20,7 +20,10 @@ _HOST = "pinned_host"
 
 
 def recomputed(block: Callable, config: ModelConfig, *, num_layers: int, is_gathered: bool) -> Callable:
-    """The block of a scanned stack with model.recompute applied; gathered weights (fsdp) are never kept."""
+    """The block of a loop over layers with model.recompute applied.
+
+    Gathered weights (fsdp, or read from a stack by index) are never kept.
+    """
     if config.recompute == "none" and not is_gathered:
         return block
     # Forward and backward are two loops, so XLA cannot merge what is computed twice; but it unrolls a loop of one layer.
@@ -30,12 +33,25 @@ def recomputed(block: Callable, config: ModelConfig, *, num_layers: int, is_gath
 def _policy(config: ModelConfig) -> Callable:
     names = config.kept_residuals
     if config.recompute == "none":
-        return policies.save_anything_except_these_names(GATHERED)
+        return _all_but_weights
     if config.recompute == "offload":
         return policies.save_and_offload_only_these_names(
             names_which_can_be_saved=[ROUTING], names_which_can_be_offloaded=list(names), offload_src="device", offload_dst=_HOST
         )
     return policies.save_only_these_names(ROUTING, *names)
+
+
+def _all_but_weights(primitive, *avals, **params) -> bool:
+    """Whether a result is kept when weights alone are not.
+
+    They are refused by name and where they are made, or what the name is given would be kept. JAX's save_anything_except_these_names keeps
+    everything.
+    """
+    if primitive.name == "all_gather":
+        return "dp" not in params["axis_name"]  # rows of a MoE layer travel over ep alone
+    if primitive.name == "dynamic_slice":
+        return params["slice_sizes"] != (1, *avals[0].shape[1:])  # a layer of a stack
+    return primitive.name != "squeeze" and params.get("name") != GATHERED
 
 
 def describe_offload(config: ModelConfig, jaxpr: ClosedJaxpr) -> str:

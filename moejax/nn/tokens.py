@@ -1,6 +1,6 @@
 """What every layer may know about the tokens that it works on."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,7 @@ class Tokens:
     segment: int32, 0 is padding, documents count from 1. position: int32, for rotary embedding.
     place: int32, index in the sequence, for masks. index: int32, global token index within the batch of the step, the same on every mesh.
     seed, step: int32 scalars, for random routing.
+    max_documents: static; documents of a sequence at most, padding counted as one. 1: masks need not look at segments. None: unknown.
     """
 
     segment: Array
@@ -23,6 +24,7 @@ class Tokens:
     index: Array
     seed: Array
     step: Array
+    max_documents: int | None = field(default=None, metadata={"static": True})
 
     @property
     def valid(self) -> Array:
@@ -30,9 +32,11 @@ class Tokens:
         return self.segment > 0
 
 
-def tokens_of(segment: Array, position: Array, *, first_row: Array | int, seed: int, step: Array) -> Tokens:
+def tokens_of(
+    segment: Array, position: Array, *, first_row: Array | int, seed: int, step: Array, max_documents: int | None = None
+) -> Tokens:
     """Tokens of consecutive rows of the global batch, from row `first_row` on."""
     rows, length = segment.shape
     place = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32)[None, :], segment.shape)
     row = jnp.asarray(first_row, jnp.int32) + jnp.arange(rows, dtype=jnp.int32)
-    return Tokens(segment, position, place, row[:, None] * length + place, jnp.int32(seed), step)
+    return Tokens(segment, position, place, row[:, None] * length + place, jnp.int32(seed), step, max_documents)

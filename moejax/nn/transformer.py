@@ -1,6 +1,7 @@
 """The whole model as functions of a nested dict of parameters: embed, scanned stacks of blocks, head."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -9,12 +10,13 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from moejax.config import ModelConfig
-from moejax.nn.attention import Cache
+from moejax.nn.attention import Cache, choose_attention
 from moejax.nn.block import Block, Layer
 from moejax.nn.ends import Embedding, Head
 from moejax.nn.moe import MoEStats
 from moejax.nn.param import Template, is_spec, make_template
 from moejax.nn.recompute import recomputed
+from moejax.nn.segments import scan_segments
 from moejax.nn.tokens import Tokens
 
 STACKS = ("dense_blocks", "moe_blocks")
@@ -80,22 +82,22 @@ class Transformer:
             caches: for each stack, keys and values stacked over layers.
             max_window: no layer attends further back than this many tokens.
         """
+        kernel = "xla" if caches is not None else choose_attention(self.config).name
         first, moe_stats, new_caches = 0, None, {}
         for name, (template, count) in self._stacks.items():
-            layers = self._layers(first, count, router["bias"] if name == "moe_blocks" else None, max_window)
+            layers = Layer(jnp.arange(first, first + count, dtype=jnp.int32), router["bias"] if name == "moe_blocks" else None)
+            windows = tuple(self._window(layer, max_window) for layer in range(first, first + count))
 
-            def run(x, layer_arrays, name=name, template=template):
-                arrays, layer, cache = layer_arrays
-                x, stats, cache = template.bind(self._gather(name, arrays))(x, tokens, layer, dropless=dropless, cache=cache)
+            def block(x, read, layer, window, cache, name=name, template=template):
+                module = template.bind(self._gather(name, read()))
+                x, stats, cache = module(x, tokens, layer, window, dropless=dropless, kernel=kernel, cache=cache)
                 return x, (stats, cache)
 
-            if caches is None:
-                run = recomputed(run, self.config, num_layers=count, is_gathered=self._is_gathered)
             cache = None if caches is None else caches[name]
             with jax.named_scope(name):
-                x, (stats, cache) = lax.scan(run, x, (params[name], layers, cache))
+                scan = self._scan if kernel == "xla" else self._scan_static
+                x, (stats, new_caches[name]) = scan(block, x, params[name], layers, windows, cache)
             moe_stats = stats if name == "moe_blocks" else moe_stats
-            new_caches[name] = cache
             first += count
         return x, moe_stats, None if caches is None else new_caches
 
@@ -123,9 +125,30 @@ class Transformer:
     def _tied(self, params: dict) -> Array | None:
         return self._gather("embed", params["embed"])["w_embed"] if self.config.tie_embeddings else None
 
-    def _layers(self, first: int, count: int, bias: Array | None, max_window: int | None) -> Layer:
-        index = jnp.arange(first, first + count, dtype=jnp.int32)
-        window = jnp.array([self.config.window(first + i) for i in range(count)], jnp.int32)
-        if max_window is not None:
-            window = jnp.where((window <= 0) | (window > max_window), max_window, window)
-        return Layer(index, window, bias)
+    def _scan(self, block, x, stack, layers, windows, cache):
+        """One loop over all layers; windows are an array, as the layers' other differences."""
+
+        def run(x, scanned):
+            arrays, *rest = scanned
+            return block(x, lambda: arrays, *rest)
+
+        if cache is None:
+            run = recomputed(run, self.config, num_layers=len(windows), is_gathered=self._is_gathered)
+        return lax.scan(run, x, (stack, layers, jnp.array(windows, jnp.int32), cache))
+
+    def _scan_static(self, block, x, stack, layers, windows, cache):
+        """As few loops as windows that the kernel must know allow."""
+        windows = tuple(window if window < x.shape[1] else -1 for window in windows)
+        is_read_again = self._is_gathered or len(set(windows)) > 1
+
+        def make_block(window, repeats):
+            return recomputed(partial(block, window=window, cache=cache), self.config, num_layers=repeats, is_gathered=is_read_again)
+
+        return scan_segments(make_block, x, stack, layers, windows)
+
+    def _window(self, layer: int, max_window: int | None) -> int:
+        """Window of a layer in tokens, -1 for full attention."""
+        window = self.config.window(layer)
+        if max_window is None:
+            return window
+        return min(window, max_window) if window > 0 else max_window

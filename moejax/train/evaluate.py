@@ -14,6 +14,7 @@ from moejax.config import TrainConfig
 from moejax.data import Dataset
 from moejax.nn import tokens_of
 from moejax.parallel import DATA_AXES
+from moejax.train.documents import check_documents
 from moejax.train.state import make_layout, state_specs
 
 EvalStep = Callable[[dict, dict, dict[str, jax.Array]], dict[str, jax.Array]]
@@ -28,7 +29,14 @@ def make_eval_step(config: TrainConfig, mesh: Mesh) -> EvalStep:
 
     def forward(params, router, batch):
         first_row = lax.axis_index(DATA_AXES) * batch["tokens"].shape[0]
-        tokens = tokens_of(batch["segment_ids"], batch["positions"], first_row=first_row, seed=config.seed, step=jnp.int32(0))
+        tokens = tokens_of(
+            batch["segment_ids"],
+            batch["positions"],
+            first_row=first_row,
+            seed=config.seed,
+            step=jnp.int32(0),
+            max_documents=config.data.documents,
+        )
         out = model.loss(params, router, batch["tokens"], batch["labels"], tokens, dropless=True)
         return lax.psum({"loss_sum": out.loss_sum, "tokens": (batch["labels"] >= 0).sum(dtype=jnp.float32)}, DATA_AXES)
 
@@ -58,6 +66,7 @@ def evaluate(
     for batch in dataset.eval_batches(size, config.eval.sequences):
         if is_stopped():
             return None
+        check_documents(config, batch["segment_ids"])
         parts.append(eval_step(params, router, put_eval_batch(batch, mesh)))
         jax.block_until_ready(parts[-2:-1])  # one batch ahead of the device, not all of them
     tokens = int(sum(float(part["tokens"]) for part in parts))

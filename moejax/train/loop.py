@@ -19,6 +19,7 @@ from moejax.config import ModelConfig, MoEConfig, TrainConfig, to_dict
 from moejax.config.check import check
 from moejax.data import Dataset, Prefetch, open_data
 from moejax.errors import TrainingError
+from moejax.nn.attention import choose_attention
 from moejax.nn.recompute import describe_offload
 from moejax.parallel import make_mesh
 from moejax.parallel.expert import choose_kernel, choose_transport
@@ -279,6 +280,7 @@ def _describe(config: TrainConfig, mesh: Mesh, dataset: Dataset) -> list[str]:
     lines = [
         f"devices    {mesh.size} x {mesh.devices.flat[0].device_kind}, mesh dp {config.mesh.dp} x ep {config.mesh.ep}",
         f"model      {short(total)} parameters, {short(active)} active for a token; {per_token} FLOP to train on one; {model.dtype}",
+        f"attention  {choose_attention(model).reason}",
         f"data       {dataset.describe()}",
         f"steps      {config.steps} of {batch} sequences{split} = {short(tokens)} tokens each, {short(tokens * config.steps)} in all",
     ]

@@ -25,6 +25,7 @@ _EXECUTION_GROUPS = ("mesh.", "log.", "checkpoint.", "eval.")
 _EXECUTION = (
     *("microbatches", "steps", "profile", "resume", "run_dir"),
     *("model.recompute", "model.recompute_keep", "model.moe.grouped_matmul", "model.moe.transport"),
+    *("model.attention.implementation", "data.max_documents"),
 )
 _HIDDEN = ("resume", "run_dir")
 

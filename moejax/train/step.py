@@ -22,6 +22,7 @@ from moejax.nn import Output, Transformer, tokens_of
 from moejax.ops.routing import update_bias
 from moejax.optim import adamw, decide, make_schedule, parameter_groups
 from moejax.parallel import AXES, DATA_AXES, zero
+from moejax.train.documents import check_documents
 from moejax.train.router_metrics import router_metrics
 from moejax.train.state import Layout, TrainState, make_layout, state_specs
 
@@ -33,7 +34,12 @@ BATCH_SPEC = P(None, DATA_AXES)
 
 
 def put_batch(batch: dict[str, np.ndarray], config: TrainConfig, mesh: Mesh) -> Batch:
-    """A host batch, [sequences, T] each, on the devices as [microbatches, sequences / microbatches, T]."""
+    """A host batch, [sequences, T] each, on the devices as [microbatches, sequences / microbatches, T].
+
+    Raises:
+        DataError: if it does not suit the program, as `check_documents` says.
+    """
+    check_documents(config, batch["segment_ids"])
     sharding = NamedSharding(mesh, BATCH_SPEC)
 
     def put(value):
@@ -134,7 +140,9 @@ def _accumulate(config: TrainConfig, model: Transformer, params: dict, router: d
 
     def loss(params, index, part):
         first_row = index * config.microbatch_size + rank * rows
-        tokens = tokens_of(part["segment_ids"], part["positions"], first_row=first_row, seed=config.seed, step=step)
+        tokens = tokens_of(
+            part["segment_ids"], part["positions"], first_row=first_row, seed=config.seed, step=step, max_documents=config.data.documents
+        )
         out = model.loss(params, router, part["tokens"], part["labels"], tokens, dropless=False)
         return _total(config, out, num_labels, num_real), out
 

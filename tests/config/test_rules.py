@@ -105,6 +105,7 @@ MODEL = [
 
 DATA = [
     below("data.seq_len", 0, 1),
+    below("data.max_documents", 0, 1),
     ({"data.source": "files"}, "data.source=files with data.paths=(); give paths exactly when source is files"),
     ({"data.eval_fraction": 1.0}, "data.eval_fraction=1.0 is not in [0, 1); 0.05 is usual"),
     (
@@ -185,6 +186,7 @@ RUN = [
 
 ENUMS = [
     misspelled("model.attention.qk_norm", "heads", "none, head, width", "head"),
+    misspelled("model.attention.implementation", "cuda", "auto, xla, cudnn", "cudnn"),
     misspelled("model.moe.router.gating", "sofmax", "softmax, sigmoid, topk_softmax", "softmax"),
     misspelled("model.moe.router.assignment", "learnt", "learned, uniform, random", "learned"),
     misspelled("model.moe.router.balance_loss", "locale", "none, local, instance, global", "local"),

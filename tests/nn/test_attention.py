@@ -29,7 +29,7 @@ def case(**attention):
 @functools.lru_cache
 def module_of(config):
     template = make_template(lambda: Attention(config))
-    return jax.jit(lambda params, x, tokens, window, cache: template.bind(params)(x, tokens, window, cache))
+    return jax.jit(lambda params, x, tokens, window, cache: template.bind(params)(x, tokens, window, cache=cache))
 
 
 def exact(config, params, x, data, window):

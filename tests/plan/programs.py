@@ -87,7 +87,9 @@ def assert_rows_move(config: TrainConfig, program: Program, moves: int) -> None:
         ("all-gather", runs, (f"s32[{config.mesh.ep},{config.model.moe.num_experts}]",))
     ]
     rows = [c for c in program.collectives if c.kind == "ragged-all-to-all"]
-    assert [(c.times, c.payload) for c in rows] == [(runs, row_bytes(config))] * moves
+    # XLA may take a layer's moves out of the loop, so executions are counted, not instructions.
+    assert sum(c.times for c in rows) == runs * moves
+    assert {c.payload for c in rows} == {row_bytes(config)}
 
 
 def assert_weights_move_once(program: Program) -> None:

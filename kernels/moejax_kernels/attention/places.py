@@ -3,6 +3,8 @@
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
 from jaxtyping import Array, Bool
 
 
@@ -13,8 +15,9 @@ class Places(NamedTuple):
     segment: jax.Array
 
 
-def visible_keys(query: Places, key: Places, window: jax.Array | int) -> Bool[Array, "B T S"]:
+def visible_keys(query: Places, key: Places, window: ArrayLike) -> Bool[Array, "B T S"]:
     """Which keys a query sees: itself and earlier, in its own document, and fewer than `window` tokens back (window <= 0: any)."""
     distance = query.place[:, :, None] - key.place[:, None, :]
     same_document = query.segment[:, :, None] == key.segment[:, None, :]
+    window = jnp.asarray(window, jnp.int32)
     return (distance >= 0) & same_document & ((distance < window) | (window <= 0))

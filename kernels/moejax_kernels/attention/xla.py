@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
+from jax.typing import ArrayLike
 
 from moejax_kernels.attention.places import Places, visible_keys
 
@@ -26,7 +27,7 @@ _CHUNK = 512  # keys of a chunk, and more where there are few queries: 2**20 sco
 _CHUNK_SCORES = 2**20
 
 
-def attention(q: jax.Array, k: jax.Array, v: jax.Array, query: Places, key: Places, window: jax.Array | int) -> jax.Array:
+def attention(q: jax.Array, k: jax.Array, v: jax.Array, query: Places, key: Places, window: ArrayLike) -> jax.Array:
     """Attention as `api.attention` defines it."""
     chunks = -(-k.shape[1] // max(_CHUNK, _CHUNK_SCORES // q.shape[1]))
     return chunked_attention(q, k, v, query, key, jnp.asarray(window, jnp.int32), chunks)
