@@ -13,6 +13,7 @@ from moejax.plan.hlo import Hlo, Instruction, array_bytes, arrays_of
 _KIND = re.compile(r"(all-reduce|all-gather|reduce-scatter|ragged-all-to-all|all-to-all|collective-permute|collective-broadcast)(-start)?")
 _OUTSIDE = ("infeed", "outfeed", "send", "recv")
 _CALLBACKS = ("callback", "SendToHost", "RecvFromHost")
+_COPIES = ("copy", "copy-start", "fusion", "fusion-start", "async-start", "dynamic-slice", "dynamic-update-slice")
 _HOST_SPACE = "S(5)"  # XLA's memory space of pinned host memory
 _NO_KERNEL = ("bitcast", "get-tuple-element", "tuple", "parameter", "constant", "partition-id", "after-all")
 
@@ -79,14 +80,22 @@ def collectives(hlo: Hlo, mesh_shape: Mapping[str, int]) -> list[Collective]:
 def host_transfers(hlo: Hlo) -> list[HostTransfer]:
     """Copies to and from pinned host memory, infeeds, sends and callbacks."""
     found = []
-    for instruction, times in hlo.instructions():
-        is_copy = _HOST_SPACE in instruction.type and instruction.op in ("copy-start", "copy", "async-start", "fusion")
-        if is_copy or instruction.op in _OUTSIDE or any(word in (instruction.target or "") for word in _CALLBACKS):
-            first = arrays_of(instruction.type)[:1]
-            found.append(
-                HostTransfer(f"{instruction.op} {instruction.type} {instruction.op_name}", sum(array_bytes(*a) for a in first), times)
-            )
+    for name, times in hlo.times.items():
+        body = hlo.computations[name]
+        for instruction in body:
+            is_copy = instruction.op in _COPIES and _HOST_SPACE in instruction.type
+            if is_copy or instruction.op in _OUTSIDE or any(word in (instruction.target or "") for word in _CALLBACKS):
+                what = f"{instruction.op} {instruction.type} {instruction.op_name}"
+                found.append(HostTransfer(what, _slice_bytes(body, instruction), times))
     return found
+
+
+def _slice_bytes(body: list[Instruction], instruction: Instruction) -> int:
+    """Bytes that cross: those of the smallest array involved, for a layer's part goes into, or comes out of, an array of all layers."""
+    read = re.findall(r"%([\w.\-]+)", instruction.operands)
+    types = [instruction.type, *(i.type for i in body if i.name in read)]
+    arrays = [array_bytes(*array) for text in types for array in arrays_of(text) if array[1]]
+    return min(arrays, default=0)
 
 
 def table(found: list[Collective]) -> str:

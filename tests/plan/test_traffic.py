@@ -80,6 +80,12 @@ def test_kernels_are_counted_inside_fusions_and_loops():
     assert Hlo(TEXT).kernels() == {"grouped_forward_sm90": 6}
 
 
+def test_what_crosses_of_an_array_of_all_layers_is_one_layers_part():
+    line = "%put = ((f32[9,16]{1,0:S(5)}, f32[1,16]{1,0}, s32[]), f32[9,16]{1,0:S(5)}, u32[]) fusion-start(%all, %part, %i), kind=kLoop"
+    hlo = Hlo(TEXT.replace("  %view = ", f"  {line}\n  %view = "))
+    assert [(transfer.size_bytes, transfer.times) for transfer in host_transfers(hlo)] == [(64, 1), (64, 6)]
+
+
 def test_copies_to_host_memory_and_callbacks_are_found():
     (sent,) = host_transfers(Hlo(TEXT))
     assert (sent.size_bytes, sent.times) == (64, 1)
