@@ -186,9 +186,9 @@ class ModelConfig:
     recompute: Literal["none", "block", "selective", "offload"] = "none"
     """What the backward pass computes again inside each block: nothing, everything, or all but some named results, which selective keeps on
     the device and offload keeps in pinned host memory. Routing is always kept."""
-    recompute_keep: tuple[str, ...] | None = None
+    recompute_keep: tuple[str, ...] = ()
     """The results that selective or offload keeps, out of block_in, qkv, attention, expert_rows, expert_gate_up, expert_out,
-    shared_gate_up, mlp_gate_up. None: block_in for offload; for selective attention, expert_rows and expert_out, so that neither
+    shared_gate_up, mlp_gate_up. Empty: block_in for offload; for selective attention, expert_rows and expert_out, so that neither
     attention nor transport is done again."""
 
     def __post_init__(self) -> None:
@@ -225,14 +225,13 @@ class ModelConfig:
 
     def _check_recompute(self) -> None:
         one_of("model.recompute", self.recompute, ("none", "block", "selective", "offload"))
-        if self.recompute_keep is None:
+        if not self.recompute_keep:
             return
         setting = f"model.recompute_keep={self.recompute_keep}"
         check(
             self.recompute in ("selective", "offload"),
             f"{setting} has no effect with model.recompute={self.recompute}; use selective or offload, or leave it out",
         )
-        check(bool(self.recompute_keep), f"{setting} is empty; name a result to keep, or use model.recompute=block")
         for name in self.recompute_keep:
             check(name in RESIDUALS, f"{setting} holds {name!r}, which names no result; the names are {', '.join(RESIDUALS)}")
             check(
@@ -252,7 +251,7 @@ class ModelConfig:
     @property
     def kept_residuals(self) -> tuple[str, ...]:
         """Named results that the backward pass does not compute again, under model.recompute other than none."""
-        if self.recompute_keep is not None:
+        if self.recompute_keep:
             return self.recompute_keep
         usual = {"selective": ("attention", "expert_rows", "expert_out"), "offload": ("block_in",)}.get(self.recompute, ())
         return tuple(name for name in usual if name in self._residuals())

@@ -200,10 +200,6 @@ ENUMS = [
         "model.recompute_keep=('qkv',) has no effect with model.recompute=block; use selective or offload, or leave it out",
     ),
     (
-        {"model.recompute_keep": (), "model.recompute": "offload"},
-        "model.recompute_keep=() is empty; name a result to keep, or use model.recompute=block",
-    ),
-    (
         {"model.recompute_keep": ("qkvs",), "model.recompute": "selective"},
         "model.recompute_keep=('qkvs',) holds 'qkvs', which names no result; the names are block_in, qkv, attention, expert_rows, "
         "expert_gate_up, expert_out, shared_gate_up, mlp_gate_up",
