@@ -113,10 +113,9 @@ def _make_update(config: TrainConfig, layout: Layout) -> Callable[..., tuple[Tra
         scale = zero.clip_scale(norm, config.optim.max_grad_norm)
         grads = jax.tree.map(lambda g: g * scale, grads)
         lr = jnp.asarray(schedule(state.step + 1), jnp.float32)
-        stepped = adamw(config.optim, groups, grads, state.master, state.moments, lr=lr, updates=state.updates)
-        router = state.router if counts is None else _update_router(config, state.router, counts)
-        keep = (state.master, state.moments), state.router
-        (master, moments), router = jax.tree.map(lambda new, old: jnp.where(is_applied, new, old), (stepped, router), keep)
+        moves = {"lr": lr, "updates": state.updates, "is_applied": is_applied}
+        master, moments = adamw(config.optim, groups, grads, state.master, state.moments, **moves)
+        router = state.router if counts is None else _update_router(config, state.router, counts, is_applied)
         params = zero.gather_parameters(master, layout.rules, layout.dtypes)
         new = TrainState(params, master, moments, router, history, state.step + 1, state.updates + is_applied.astype(jnp.int32))
         return new, {
@@ -181,6 +180,8 @@ def _reduced_metrics(config, out, peak, num_labels, num_real):
     return metrics | router_metrics(out.moe, peak, num_real, ranks=lax.axis_size("ep")), out.moe.counts
 
 
-def _update_router(config, router, counts):
+def _update_router(config, router, counts, is_applied):
     rate = None if config.model.moe is None else config.model.moe.router.bias_update_rate
-    return router if rate is None else {"bias": update_bias(router["bias"], counts, rate)}
+    if rate is None:
+        return router
+    return {"bias": jnp.where(is_applied, update_bias(router["bias"], counts, rate), router["bias"])}

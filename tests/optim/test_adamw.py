@@ -19,8 +19,8 @@ def random_tree(rng):
 
 
 @jax.jit
-def step(grads, master, moments, lr, updates):
-    return adamw(CONFIG, GROUPS, grads, master, moments, lr=lr, updates=updates)
+def step(grads, master, moments, lr, updates, is_applied):
+    return adamw(CONFIG, GROUPS, grads, master, moments, lr=lr, updates=updates, is_applied=is_applied)
 
 
 def named(tree):
@@ -49,7 +49,7 @@ def test_each_group_moves_like_optax_with_its_settings():
     states = {name: optimizer.init(params[name]) for name, optimizer in theirs(1.0).items()}
     for n in range(5):
         lr, grads = jnp.float32(0.1 / (n + 1)), random_tree(rng)
-        master, moments = step(grads, master, moments, lr, jnp.int32(n))
+        master, moments = step(grads, master, moments, lr, jnp.int32(n), jnp.bool_(True))
         params, states = step_of_optax(named(grads), params, states, lr)
         assert_trees_close(named(master), params, "float32", f"step {n}")
 
@@ -58,10 +58,19 @@ def test_bias_correction_counts_applied_updates_alone():
     # Moments of zero and a gradient of one: the corrected direction is 1 / (1 + eps) whatever came before.
     master = jax.tree.map(jnp.zeros_like, random_tree(np.random.default_rng(0)))
     ones = jax.tree.map(jnp.ones_like, master)
-    first, moments = step(ones, master, init_moments(master), jnp.float32(1.0), jnp.int32(0))
+    first, moments = step(ones, master, init_moments(master), jnp.float32(1.0), jnp.int32(0), jnp.bool_(True))
     np.testing.assert_allclose(first["dense"]["w"], -1 / 1.001, rtol=1e-6)
-    second, _ = step(ones, master, moments, jnp.float32(1.0), jnp.int32(1))
+    second, _ = step(ones, master, moments, jnp.float32(1.0), jnp.int32(1), jnp.bool_(True))
     np.testing.assert_allclose(second["dense"]["w"], -1 / 1.001, rtol=1e-6)
+
+
+def test_an_update_that_is_not_applied_changes_nothing_even_if_it_is_not_finite():
+    rng = np.random.default_rng(0)
+    master = random_tree(rng)
+    before = step(random_tree(rng), master, init_moments(master), jnp.float32(0.1), jnp.int32(0), jnp.bool_(True))
+    nan = jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.nan), master)
+    after = step(nan, *before, jnp.float32(0.1), jnp.int32(1), jnp.bool_(False))
+    jax.tree.map(np.testing.assert_array_equal, after, before)
 
 
 def test_moments_start_at_zero_in_the_masters_shapes():

@@ -59,7 +59,7 @@ def sharded_step(mesh, max_norm):
         norm = zero.global_norm(grads, rules, AXES)
         scale = zero.clip_scale(norm, max_norm)
         scaled = {name: grad * scale for name, grad in grads.items()}
-        master, moments = adamw(CONFIG, GROUPS, scaled, master, moments, lr=jnp.float32(LR), updates=updates)
+        master, moments = adamw(CONFIG, GROUPS, scaled, master, moments, lr=jnp.float32(LR), updates=updates, is_applied=jnp.bool_(True))
         return grads, norm, master, moments, zero.gather_parameters(master, rules, DTYPES)
 
     moments = {"mu": state, "nu": state}
