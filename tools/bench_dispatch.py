@@ -13,12 +13,18 @@ import json
 import sys
 
 from moejax.config import MeshConfig
+from moejax.errors import ConfigError
 from moejax.parallel.flags import set_cpu_devices
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--transports", nargs="+", help="others are compared with the first (default: all that run here)")
+    parser.add_argument(
+        "--transports",
+        nargs="+",
+        choices=("gather", "dense", "ring", "ragged"),
+        help="others are compared with the first (default: all that run here)",
+    )
     parser.add_argument("--tokens", type=int, default=8192, help="of a rank (default: %(default)s)")
     parser.add_argument("--embed-dim", type=int, default=4096, help="default: %(default)s")
     parser.add_argument("--top-k", type=int, default=4, help="default: %(default)s")
@@ -27,6 +33,9 @@ def main() -> None:
     parser.add_argument("--cpu-devices", type=int, default=4, help="fake devices where there is no GPU (default: %(default)s)")
     parser.add_argument("--repeats", type=int, default=15, help="interleaved rounds, of which the median counts (default: %(default)s)")
     args = parser.parse_args()
+    for name in ("tokens", "embed_dim", "top_k", "experts", "cpu_devices", "repeats"):
+        if getattr(args, name) < 1:
+            parser.error(f"--{name.replace('_', '-')} {getattr(args, name)} is below 1")
     set_cpu_devices(args.cpu_devices)
 
     import jax
@@ -39,7 +48,11 @@ def main() -> None:
     names = args.transports or ["gather", "dense", "ring", *(["ragged"] if jax.default_backend() != "cpu" else [])]
     case = Case(args.tokens, args.embed_dim, args.top_k, args.experts, args.dtype)
     link = link_rate(jax.devices()[0].device_kind, hosts=jax.process_count())
-    for line in measure(case, names, mesh, link=link, repeats=args.repeats):
+    try:
+        lines = list(measure(case, names, mesh, link=link, repeats=args.repeats))
+    except (ConfigError, ValueError) as refusal:
+        parser.error(str(refusal))
+    for line in lines:
         print(json.dumps({key: float(f"{v:.4g}") if isinstance(v, float) else v for key, v in line.items()}), flush=True)
         if (warning := slow_link(line)) is not None:
             print(f"warning: {warning}", file=sys.stderr)

@@ -16,20 +16,30 @@ from moejax_kernels.grouped_matmul.bench import PATTERNS, WEIGHT_PASSES, Case, m
 
 
 def widths(word: str) -> tuple[int, int]:
-    k, n = word.split("x")
-    return int(k), int(n)
+    k, _, n = word.partition("x")
+    if not (k.isdigit() and n.isdigit()):
+        raise argparse.ArgumentTypeError(f"{word} is not of the form KxN, such as 256x512")
+    return positive(k), positive(n)
+
+
+def positive(word: str) -> int:
+    if not word.isdigit() or int(word) < 1:
+        raise argparse.ArgumentTypeError(f"{word} is not a whole number of at least 1")
+    return int(word)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, nargs="+", default=[2048], help="real rows (default: %(default)s)")
+    parser.add_argument("--rows", type=positive, nargs="+", default=[2048], help="real rows (default: %(default)s)")
     parser.add_argument("--widths", type=widths, nargs="+", default=[(256, 256)], metavar="KxN", help="of one expert (default: 256x256)")
-    parser.add_argument("--experts", type=int, nargs="+", default=[16, 128], help="default: %(default)s")
+    parser.add_argument("--experts", type=positive, nargs="+", default=[16, 128], help="default: %(default)s")
     parser.add_argument("--patterns", nargs="+", choices=PATTERNS, default=list(PATTERNS), help="of the group sizes (default: all)")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="default: %(default)s")
     parser.add_argument("--implementations", nargs="+", default=["auto"], help="default: the one that auto takes")
     parser.add_argument("--passes", nargs="+", choices=tuple(WEIGHT_PASSES), default=list(WEIGHT_PASSES), help="default: all")
-    parser.add_argument("--repeats", type=int, default=15, help="interleaved rounds, of which the median counts (default: %(default)s)")
+    parser.add_argument(
+        "--repeats", type=positive, default=15, help="interleaved rounds, of which the median counts (default: %(default)s)"
+    )
     args = parser.parse_args()
     for rows, (k, n), experts, pattern in itertools.product(args.rows, args.widths, args.experts, args.patterns):
         case = Case(rows, k, n, experts, args.dtype, pattern)

@@ -60,6 +60,14 @@ def read_config(run_dir: Path) -> TrainConfig:
         raise ConfigError(f"{path}: {error}") from error
 
 
+def on_any_device(config: TrainConfig) -> TrainConfig:
+    """The same run with kernels and transport left to the device it finds itself on: a checkpoint is read elsewhere than it was made."""
+    model = config.model
+    attention = dataclasses.replace(model.attention, implementation="auto")
+    moe = None if model.moe is None else dataclasses.replace(model.moe, transport="auto", grouped_matmul="auto")
+    return dataclasses.replace(config, model=dataclasses.replace(model, attention=attention, moe=moe))
+
+
 def differences(old: Any, new: Any, prefix: str = "") -> list[str]:
     """List the settings that differ between two configs of one class, as `model.moe.top_k: 2 -> 4`."""
     lines = []

@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 
 from moejax.config import EvalConfig, MeshConfig
-from moejax.config.resolved import read_config
+from moejax.config.resolved import on_any_device, read_config
 from moejax.data import open_data
 from moejax.parallel import make_mesh
 from moejax.train.evaluate import evaluate, make_eval_step
@@ -21,7 +21,7 @@ def run_eval(run_dir: Path, *, step: int | None, mesh: MeshConfig, eval: EvalCon
         CheckpointError: if there is no such checkpoint or it cannot be read.
         ConfigError: if the batch does not split over the mesh.
     """
-    trained = read_config(run_dir)
+    trained = on_any_device(read_config(run_dir))
     size = eval.batch_size or -(-trained.microbatch_size // mesh.num_devices) * mesh.num_devices
     settings = dataclasses.replace(eval, batch_size=size)
     config = dataclasses.replace(trained, mesh=mesh, batch_size=mesh.num_devices, microbatches=1, eval=settings)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from moejax.config import MeshConfig
-from moejax.config.resolved import read_config
+from moejax.config.resolved import on_any_device, read_config
 from moejax.data import open_data
 from moejax.errors import ConfigError
 from moejax.generate.sample import make_sampler
@@ -35,7 +35,7 @@ def run_generate(
         CheckpointError: if there is no such checkpoint or it cannot be read.
         ConfigError: if the run has no tokenizer, or a prompt is empty.
     """
-    config = dataclasses.replace(read_config(run_dir), mesh=MeshConfig())
+    config = dataclasses.replace(on_any_device(read_config(run_dir)), mesh=MeshConfig())
     tokenizer = open_data(config).tokenizer
     if tokenizer is None:
         raise ConfigError(f"data.source={config.data.source} gives token ids without a tokenizer, so a text prompt cannot be read")

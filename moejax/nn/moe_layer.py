@@ -57,12 +57,15 @@ class MoELayer(nnx.Module):
         init_std: standard deviation of the initial weights (normal, cut at three deviations).
 
     Raises:
+        ValueError: if embed_dim, or later an input, is not of a kind that the layer takes.
         ConfigError: if the mesh has no axis `ep` or it does not divide the experts; for random assignment and the balance loss by
             sequence, which need to know more than tokens.
     """
 
     def __init__(self, embed_dim: int, config: MoEConfig, *, rngs: nnx.Rngs, mesh: Mesh | None = None, init_std: float = 0.02):
         _check(config, mesh)
+        if embed_dim < 1:
+            raise ValueError(f"MoELayer: embed_dim={embed_dim} is below 1")
         self.config, self.mesh = config, mesh
         axes = () if mesh is None else tuple(mesh.axis_names)
         template = make_template(lambda: MoE(embed_dim, config, init_std, expert_axis=_EXPERT_AXIS if axes else None, token_axes=axes))
@@ -82,6 +85,7 @@ class MoELayer(nnx.Module):
             valid: False for padding, which no expert sees (shared experts do) and no statistic counts.
             dropless: ignore the capacity, for evaluation.
         """
+        self._check_input(x, valid)
         valid = jnp.ones(x.shape[:-1], bool) if valid is None else valid
         bias = self.bias[...] if hasattr(self, "bias") else jnp.zeros((self.config.num_experts,), jnp.float32)
         graph, state = nnx.split(self.moe)
@@ -93,6 +97,13 @@ class MoELayer(nnx.Module):
             y, stats = run(state, bias, x.reshape(-1, x.shape[-1]), valid.reshape(-1))
             return y.reshape(x.shape), stats
         return _over_mesh(run, self.mesh, state, bias, x, valid)
+
+    def _check_input(self, x: Array, valid: Array | None) -> None:
+        dim = self.moe.router.w_router[...].shape[0]
+        if x.shape[-1] != dim or x.size == 0 or not jnp.issubdtype(x.dtype, jnp.floating):
+            raise ValueError(f"MoELayer: x is {x.dtype}{list(x.shape)}; give floating-point tokens of width {dim}, one at least")
+        if valid is not None and (valid.shape != x.shape[:-1] or valid.dtype != jnp.bool_):
+            raise ValueError(f"MoELayer: valid is {valid.dtype}{list(valid.shape)}; give bool{list(x.shape[:-1])}, one for each token")
 
     def update_bias(self, counts: Float[Array, " E"]) -> None:
         """Balance without a loss: move the bias against the counts of a step, by router.bias_update_rate of the config."""

@@ -14,7 +14,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from moejax.config import ModelConfig
 from moejax.errors import ConfigError
 from moejax.ops.routing import ROUTING
-from moejax.parallel.fsdp import GATHERED
+from moejax.parallel.fsdp import GATHERED, MARK
 
 _HOST = "pinned_host"
 
@@ -48,7 +48,7 @@ def _all_but_weights(primitive, *avals, **params) -> bool:
     everything.
     """
     if primitive.name == "all_gather":
-        return "dp" not in params["axis_name"]  # rows of a MoE layer travel over ep alone
+        return MARK not in params["axis_name"]
     if primitive.name == "dynamic_slice":
         return params["slice_sizes"] != (1, *avals[0].shape[1:])  # a layer of a stack
     return primitive.name != "squeeze" and params.get("name") != GATHERED

@@ -8,6 +8,11 @@ import jax
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
+from moejax.parallel.mesh import AXES
+
+MARK = "dp"
+"""Mesh axis that every gather of weights names, of size 1 too, and no transport of rows: recomputation tells them apart by it."""
+
 GATHERED = "gathered_weight"
 """Name of gathered weights for recomputation: they are gathered again in the backward pass, never kept."""
 
@@ -23,6 +28,7 @@ def gather_weights(arrays: dict, rules: dict, *, is_stacked: bool) -> dict:
     def whole(value, rule):
         if not rule.is_gathered:
             return value
-        return checkpoint_name(lax.all_gather(value, rule.axes, axis=rule.dim - is_stacked, tiled=True), GATHERED)
+        axes = tuple(axis for axis in AXES if axis in rule.axes or axis == MARK)
+        return checkpoint_name(lax.all_gather(value, axes, axis=rule.dim - is_stacked, tiled=True), GATHERED)
 
     return structure.unflatten([whole(*pair) for pair in zip(leaves, structure.flatten_up_to(rules), strict=True)])

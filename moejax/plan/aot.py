@@ -109,7 +109,8 @@ def _read(folder: Path, kind: str) -> str:
 
 @functools.cache
 def _devices(gpu: str, count: int) -> tuple:
-    if importlib.util.find_spec("jax_plugins.xla_cuda13") is None and importlib.util.find_spec("jax_plugins.xla_cuda12") is None:
+    plugins = ("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12")
+    if importlib.util.find_spec("jax_plugins") is None or not any(map(importlib.util.find_spec, plugins)):
         raise ConfigError(f"compiling for gpu={gpu} needs JAX's CUDA plugin (no GPU): pip install 'moejax[cuda13]'")
     local = gpus_per_host(count)
     description = topologies.get_topology_desc(

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moejax.config import CONFIG_FILE, TrainConfig, differences, from_dict, from_json, load_config, read_config, to_dict, to_json
+from moejax.config.resolved import on_any_device
 from moejax.config.settings import choices, item_type, options, settings
 from moejax.errors import ConfigError
 from tests.config.change import change
@@ -123,3 +124,10 @@ def test_a_group_that_only_one_config_has_is_one_difference() -> None:
     assert lines[1].startswith("model.moe: MoEConfig(num_experts=8")
     assert lines[1].endswith("-> None")
     assert len(lines) == 2
+
+
+def test_a_checkpoint_is_read_with_the_kernels_of_the_device_at_hand() -> None:
+    named = change(BASE, {"model.moe.transport": "ragged", "model.moe.grouped_matmul": "mosaic", "model.attention.implementation": "cudnn"})
+    assert on_any_device(named) == BASE
+    dense = change(BASE, {"model.moe": None, "model.num_dense_layers": BASE.model.num_layers, "model.mlp_dim": 8, "mesh.ep": 1})
+    assert on_any_device(dense) == dense

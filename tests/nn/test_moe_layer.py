@@ -151,6 +151,22 @@ def test_settings_that_need_more_than_tokens_are_refused(router, message):
         layer_of(None, MoEConfig(num_experts=4, top_k=1, expert_dim=2, router=RouterConfig(**router)))
 
 
+@pytest.mark.parametrize(
+    ("x", "valid", "message"),
+    [
+        (jnp.ones((4, 5)), None, r"x is float32\[4, 5\]; give floating-point tokens of width 8"),
+        (jnp.ones((0, 8)), None, r"x is float32\[0, 8\]; give floating-point tokens of width 8, one at least"),
+        (jnp.ones((4, 8), jnp.int32), None, r"x is int32\[4, 8\]; give floating-point"),
+        (jnp.ones((2, 4, 8)), jnp.ones((1, 4), bool), r"valid is bool\[1, 4\]; give bool\[2, 4\]"),
+        (jnp.ones((4, 8)), jnp.ones(4, jnp.int32), r"valid is int32\[4\]; give bool\[4\]"),
+    ],
+)
+def test_input_that_does_not_fit_is_refused(x, valid, message):
+    layer = MoELayer(8, MoEConfig(num_experts=2, top_k=1, expert_dim=4), rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match=message):
+        layer._check_input(x, valid)
+
+
 def test_a_mesh_that_cannot_split_the_experts_is_refused():
     with pytest.raises(ConfigError, match=r"the mesh has axes x, and experts are split over an axis named ep; add it"):
         MoELayer(DIM, CONFIG, mesh=jax.make_mesh((8,), ("x",)), rngs=nnx.Rngs(0))
