@@ -71,10 +71,11 @@ def named_bytes(config: TrainConfig) -> dict[str, int]:
     """Size of each named result (`moejax.config.RESIDUALS`) of one block and microbatch."""
     model, item, count = config.model, ITEM_BYTES[config.model.dtype], tokens(config)
     heads, kv_heads = model.attention.num_heads * model.head_dim, model.attention.kv_heads * model.head_dim
+    tables = config.data.documents if model.dtype == "bfloat16" and model.attention.implementation != "xla" else 1
     named = {
         "block_in": count * model.embed_dim * item,
         "qkv": count * (heads + 2 * kv_heads) * item,
-        "attention": count * heads * item + 4 * count * model.attention.num_heads,
+        "attention": count * heads * item + 4 * count * model.attention.num_heads * tables,  # cuDNN's logsumexp has a row for each document
         "mlp_gate_up": count * 2 * model.mlp_dim * item,
     }
     if (moe := model.moe) is not None:

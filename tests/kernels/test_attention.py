@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from moejax.testing import assert_trees_close
-from moejax_kernels.attention import Places, attention
+from moejax_kernels.attention import Places, attention, choose_implementation
 from moejax_kernels.attention.xla import chunked_attention
 
 LENGTH = 11
@@ -133,3 +133,37 @@ def test_heads_that_do_not_share_evenly_are_refused():
     arrays = inputs(3, 2)
     with pytest.raises(ValueError, match="3 query heads are not a multiple of 2 key heads"):
         attention(arrays["q"], arrays["k"], arrays["v"], places(), places(), window=-1)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("window", [-1, 40])
+@pytest.mark.parametrize("max_documents", [1, 5])
+def test_cudnn_equals_the_definition_on_a_gpu(window, max_documents):
+    rng, lengths = np.random.default_rng(0), ([512], [100, 1, 300, 111], [200, 150])  # the last row ends in padding
+    segments = np.stack([np.pad(np.repeat(np.arange(1, len(n) + 1), n), (0, 512 - sum(n))) for n in lengths])
+    at = places(np.minimum(segments, 1) if max_documents == 1 else segments)
+    if choose_implementation(dtype=jnp.bfloat16, head_dim=64).name != "cudnn":
+        pytest.skip("cuDNN attention does not run on this device")
+    q, dy, k, v = (jnp.asarray(rng.normal(size=(3, 512, heads, 64)), jnp.bfloat16) for heads in (8, 8, 2, 2))
+    dy = jnp.where((at.segment > 0)[:, :, None, None], dy, 0)  # no label is in the padding
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def run(implementation):
+        settings = {"window": window, "implementation": implementation, "max_documents": max_documents}
+        y, pull = jax.vjp(lambda q, k, v: attention(q, k, v, at, at, **settings), q, k, v)
+        return {"y": jnp.where((at.segment > 0)[:, :, None, None], y, 0)} | dict(zip(("dq", "dk", "dv"), pull(dy), strict=True))
+
+    ours = jax.tree.map(lambda a: np.asarray(a, np.float32), run("cudnn"))
+    assert_trees_close(ours, jax.tree.map(lambda a: np.asarray(a, np.float32), run("xla")), "bfloat16", "cudnn")
+
+
+@pytest.mark.gpu
+def test_too_many_documents_give_nan_on_a_gpu():
+    if choose_implementation(dtype=jnp.bfloat16, head_dim=64).name != "cudnn":
+        pytest.skip("cuDNN attention does not run on this device")
+    at = places(np.stack([np.repeat([1, 2, 3, 4], 32), np.repeat([1, 2], 64)]))
+    q = jnp.ones((2, 128, 2, 64), jnp.bfloat16)
+    y = jax.jit(lambda q: attention(q, q, q, at, at, window=-1, implementation="cudnn", max_documents=3))(q)
+    is_nan = np.isnan(np.asarray(y, np.float32))
+    assert is_nan[0, :96].all()  # nothing writes the fourth document
+    assert not is_nan[1].any()

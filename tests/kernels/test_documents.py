@@ -21,17 +21,25 @@ def packed(segments, max_documents):
 
 
 def visible_as_cudnn_reads(lengths, starts, length):
-    """Bool [B, query, key]. All sequences lie one after the other; JAX drops the -1 and adds each sequence's start."""
-    rows = lengths.shape[0]
-    begin = [int(start) + row * length for row in range(rows) for start in starts[row] if start >= 0]
-    count = [int(n) for row in range(rows) for n in lengths[row] if n >= 0]
-    assert len(begin) == len(count)
+    """Bool [B, query, key], from what JAX hands to cuDNN: lengths and first elements of documents, of all sequences one after the other."""
+    rows, heads, kv_heads, head_dim = len(lengths), 4, 2, 8
+    q, k = (jnp.zeros((rows, length, n, head_dim), jnp.bfloat16) for n in (heads, kv_heads))
+    q_length, k_length, q_start, k_start = (np.asarray(a).reshape(-1) for a in _fixed(lengths, lengths, starts, starts, q, k))
+    np.testing.assert_array_equal(q_length, k_length)
+    np.testing.assert_array_equal(q_start // (heads * head_dim), k_start // (kv_heads * head_dim))  # keys have fewer heads
+    assert not (q_start % (heads * head_dim)).any()
     mask = np.zeros((rows * length, rows * length), bool)
-    for first, n in zip(begin, count, strict=True):
+    for first, n in zip(q_start // (heads * head_dim), q_length, strict=False):
         mask[first : first + n, first : first + n] = np.tri(n, dtype=bool)
     whole = mask.reshape(rows, length, rows, length)
     assert not any(whole[a, :, b].any() for a in range(rows) for b in range(rows) if a != b), "a document reaches into another sequence"
     return np.stack([whole[row, :, row] for row in range(rows)])
+
+
+@jax.jit
+def _fixed(*tables):
+    with jax.numpy_rank_promotion("allow"):
+        return documents.fused._fix_seqlen_offsets(*tables)
 
 
 def visible_by_segments(segments):
@@ -88,6 +96,7 @@ def test_what_is_used_of_jax_is_still_there():
     source = inspect.getsource(documents.fused.check_is_flash_attention)
     assert "check_compute_capability(" in source
     assert "is_cuda_compute_capability_equal(" in source
+    assert callable(documents.fused._fix_seqlen_offsets)  # only used here, to see what reaches cuDNN
 
 
 @pytest.mark.parametrize(

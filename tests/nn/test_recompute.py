@@ -13,6 +13,7 @@ from moejax.nn.recompute import describe_offload, offloaded_bytes
 from moejax.parallel import make_mesh
 from moejax.train.state import abstract_state
 from moejax.train.step import make_grad_fn
+from tests.oracle.compare import sharding_small_leaves
 from tests.oracle.examples import model_config, train_config
 
 LAYERS, TOKENS, TOP_K, WIDTH = 3, 8 * 5, 2, 16
@@ -85,6 +86,17 @@ def test_routing_is_never_done_twice_and_rows_travel_no_more_than_they_must(mode
     assert found["all_gather", 1] == 1
     assert found["all_gather", 2] == MOVES[mode]
     assert found["top_k", 2] == 1
+
+
+def test_fsdp_gathers_weights_again_for_the_backward_pass_and_keeps_none():
+    """All-gathers over dp of arrays; each weight's once forward and once backward, also where everything else is kept."""
+    found = {}
+    for mode in ("none", "block"):
+        config = train_config(dataclasses.replace(MODEL, recompute=mode), dp=2)
+        config = dataclasses.replace(config, mesh=dataclasses.replace(config.mesh, weights="fsdp"))
+        with sharding_small_leaves():
+            found[mode] = sum(n for (name, _), n in Counter(primitives(traced(config).jaxpr)).items() if name == "all_gather")
+    assert found["none"] == found["block"] > 0
 
 
 def primitives(jaxpr):
