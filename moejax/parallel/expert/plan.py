@@ -100,8 +100,9 @@ def make_plan(experts: Int[Array, "T A"], *, num_experts: int, capacity: int, ti
     me = 0 if ranks == 1 else lax.axis_index(axis)
     local = num_experts // ranks
     flat = experts.reshape(-1)
-    order = jnp.argsort(flat, stable=True).astype(jnp.int32)
-    place = jnp.zeros_like(order).at[order].set(jnp.arange(flat.size, dtype=jnp.int32), unique_indices=True)
+    route = jnp.arange(flat.size, dtype=jnp.int32)
+    by_expert, order = lax.sort_key_val(flat, route)  # stable
+    place = jnp.zeros_like(order).at[order].set(route, unique_indices=True)
     mine = jnp.zeros((num_experts,), jnp.int32).at[flat].add(1, mode="drop")
     counts = mine if ranks == 1 else lax.all_gather(mine, axis)
     counts = counts.reshape(ranks, ranks, local)  # [source, destination, x]
@@ -115,11 +116,10 @@ def make_plan(experts: Int[Array, "T A"], *, num_experts: int, capacity: int, ti
     start = starts[:, :, None] + _before(kept, axis=2)
     offset = _before(counts.reshape(ranks, -1), axis=1).reshape(ranks, ranks, local)  # first sorted place on the source
 
-    expert = jnp.minimum(flat[order], num_experts - 1)
+    expert = jnp.minimum(by_expert, num_experts - 1)
     send_size = kept[:, :, me].reshape(-1)
     send_offset = offset[me].reshape(-1)
-    rank_in_chunk = jnp.arange(flat.size, dtype=jnp.int32) - send_offset[expert]
-    is_kept = (rank_in_chunk < send_size[expert]) & (flat[order] < num_experts)
+    is_kept = (route - send_offset[expert] < send_size[expert]) & (by_expert < num_experts)
     return Plan(
         order=order,
         place=place,
@@ -136,6 +136,15 @@ def make_plan(experts: Int[Array, "T A"], *, num_experts: int, capacity: int, ti
         rows=buffer_rows(capacity, local, tile),
         pair_rows=min(capacity, experts.shape[0] * min(experts.shape[1], local)),
     )
+
+
+def rows_of_routes(plan: Plan) -> Int[Array, " R"]:
+    """For each of my routes its row, counted over the buffers of all ranks in rank order; past their end for routes without one."""
+    local = plan.group_sizes.shape[0]
+    ranks = plan.send_size.shape[0] // local
+    expert = plan.expert[plan.place]
+    row = (expert // local) * plan.rows + plan.send_start[expert] + plan.place - plan.send_offset[expert]
+    return jnp.where(plan.kept, row, ranks * plan.rows)
 
 
 def row_sources(plan: Plan) -> tuple[Int[Array, " rows"], Int[Array, " rows"], Bool[Array, " rows"]]:

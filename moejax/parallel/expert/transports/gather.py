@@ -6,18 +6,15 @@ A rank receives the routes of all ranks (ep * T * A rows) on the way there, and 
 import jax.numpy as jnp
 from jax import lax
 
-from moejax.parallel.expert.plan import row_sources
+from moejax.parallel.expert.plan import row_sources, rows_of_routes
 from moejax.parallel.expert.transports.rows import row_transport, take_or_zero
 
 
 def _prepare(plan, axis):
     """Of each row the sorted route among all ranks', of each route the row among all ranks'; past the end where there is none."""
-    ranks, routes, local = lax.axis_size(axis), plan.order.shape[0], plan.group_sizes.shape[0]
+    ranks, routes = lax.axis_size(axis), plan.order.shape[0]
     source, place, is_real = row_sources(plan)
-    expert = plan.expert[plan.place]
-    inside = plan.place - plan.send_offset[expert]
-    row = (expert // local) * plan.rows + plan.send_start[expert] + inside
-    return jnp.where(is_real, source * routes + place, ranks * routes), jnp.where(plan.kept, row, ranks * plan.rows)
+    return jnp.where(is_real, source * routes + place, ranks * routes), rows_of_routes(plan)
 
 
 def _there(routes, plan, moves, axis):
