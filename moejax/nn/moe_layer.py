@@ -49,7 +49,7 @@ class MoELayer(nnx.Module):
 
     It opens its own shard_map: experts are split over the mesh axis `ep`, tokens over all axes. Parameters are float32 `nnx.Param`s
     whose shardings Flax knows (`nnx.get_partition_spec`); the layer computes in the dtype of its input, routers in float32.
-    Works under jit, grad, checkpoint, scan and vmap; not inside another shard_map.
+    Call it under jit. It works under grad, checkpoint, scan and vmap; inside another shard_map only without a mesh.
 
     Args:
         embed_dim: size of the input's last dim.

@@ -99,6 +99,24 @@ def test_parameters_are_the_same_on_any_mesh_and_lie_where_flax_says():
 
 
 @pytest.mark.slow
+def test_a_scan_over_stacked_layers_equals_one_after_the_other():
+    mesh = mesh_of("auto 2 4")
+    layers = [MoELayer(DIM, CONFIG, mesh=mesh, rngs=nnx.Rngs(seed), init_std=0.3) for seed in range(2)]
+    graph, _ = nnx.split(layers[0])
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(nnx.state(layer) for layer in layers))
+
+    def scanned(stacked, x):
+        return jax.lax.scan(lambda x, state: (x + nnx.merge(graph, state)(x)[0], None), x, stacked)[0]
+
+    def unrolled(layers, x):
+        for layer in layers:
+            x = x + layer(x)[0]
+        return x
+
+    np.testing.assert_allclose(jax.jit(scanned)(stacked, X[0]), nnx.jit(unrolled)(layers, X[0]), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.slow
 def test_a_capacity_drops_and_dropless_does_not():
     config = MoEConfig(num_experts=EXPERTS, top_k=TOP_K, expert_dim=10, capacity_factor=0.5)
     layer = layer_of("auto 2 4", config)

@@ -169,6 +169,43 @@ def test_every_transport_size_and_capacity(transport, ep, factor, dtype):
     compare(transport, ep, factor, dtype)
 
 
+SENT = {
+    "ragged": ["ragged_all_to_all R", "ragged_all_to_all R", "ragged_all_to_all rows", "ragged_all_to_all rows"],
+    "gather": ["all_gather R", "all_gather R", "all_gather rows", "all_gather rows"],
+    "dense": ["all_to_all ep*pair"] * 4,
+    "ring": ["all_gather T", "all_gather T", "reduce_scatter ep*T", "reduce_scatter ep*T"],
+    "local": [],
+}
+"""Collectives on rows of full width in one forward and backward pass, with the rows that a rank puts in."""
+
+
+@pytest.mark.parametrize("transport", SENT)
+def test_a_transport_sends_what_its_readme_says_and_counts_once(transport, monkeypatch):
+    monkeypatch.undo()  # the real operation can be traced anywhere; no other test has this capacity, so none gets its trace
+    ep = 1 if transport == "local" else 4
+    rows = buffer_rows_of(ep, 2.0)
+    sizes = {"R": TOKENS * TOP_K, "T": TOKENS, "rows": rows, "ep*T": ep * TOKENS, "ep*pair": ep * TOKENS * min(TOP_K, EXPERTS // ep)}
+    experts, _, arrays = example("even", ep, 2.0, "float32")
+    flat = jax.tree.map(lambda value: value.reshape(-1, *value.shape[2:]), (experts, arrays))
+    found = list(collectives(moved(transport, ep, 2.0, "float32").trace(*flat).jaxpr.jaxpr))
+    assert sorted(line for line in found if line[1][-1] == DIM and len(line[1]) == 2) == sorted(
+        (name.split()[0], (sizes[name.split()[1]], DIM)) for name in SENT[transport]
+    )
+    assert found.count(("all_gather", (EXPERTS,))) == (ep > 1)
+
+
+def collectives(jaxpr):
+    """(name, shape of what goes in) of every collective, those of inner jaxprs once."""
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name in ("all_gather", "all_to_all", "ragged_all_to_all", "reduce_scatter", "psum", "ppermute"):
+            yield eqn.primitive.name, eqn.invars[0].aval.shape
+        for value in eqn.params.values():
+            for inner in value if isinstance(value, tuple | list) else (value,):
+                inner = getattr(inner, "jaxpr", inner)
+                if hasattr(inner, "eqns"):
+                    yield from collectives(inner)
+
+
 def test_the_model_of_ragged_all_to_all_has_its_signature():
     from jax._src.lax.parallel import ragged_all_to_all as real
 
