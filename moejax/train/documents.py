@@ -20,7 +20,7 @@ def check_documents(config: TrainConfig, segment_ids: Int[np.ndarray, "B T"]) ->
     if config.data.document_mask and most > config.data.max_documents:
         raise DataError(
             f"a sequence holds {most} documents, its padding counted as one, but data.max_documents={config.data.max_documents}; "
-            f"go on with --data.max-documents {most} or more, or with --model.attention.implementation xla"
+            f"raise it to {most} or more, or set model.attention.implementation=xla"
         )
     if not config.data.document_mask and segment_ids.max() > 1:
         raise DataError(

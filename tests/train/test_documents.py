@@ -33,9 +33,7 @@ def test_padding_counts_as_a_document_and_as_many_as_fit_pass(on_cudnn):
 
 
 def test_more_documents_than_fit_are_refused_with_the_number_that_would_do(on_cudnn):
-    with pytest.raises(
-        DataError, match=r"holds 4 documents, .* data.max_documents=3; go on with --data.max-documents 4 or more, or with --model"
-    ):
+    with pytest.raises(DataError, match=r"holds 4 documents, .* data.max_documents=3; raise it to 4 or more, or set model"):
         check_documents(masked(3), SEGMENTS)
 
 

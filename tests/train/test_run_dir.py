@@ -70,7 +70,13 @@ def test_execution_settings_may_change_and_are_announced(config):
         steps=999,
         microbatches=2,
         mesh=_replace(config.mesh, ep=4),
-        model=_replace(config.model, recompute="block", moe=_replace(config.model.moe, grouped_matmul="reference", transport="gather")),
+        model=_replace(
+            config.model,
+            recompute="block",
+            attention=_replace(config.model.attention, implementation="xla"),
+            moe=_replace(config.model.moe, grouped_matmul="reference", transport="gather"),
+        ),
+        data=_replace(config.data, max_documents=99),
         eval=_replace(config.eval, every=7),
     )
     with open_run(changed) as run:
@@ -80,6 +86,8 @@ def test_execution_settings_may_change_and_are_announced(config):
             "changed since the last start: microbatches: 1 -> 2",
             "changed since the last start: mesh.ep: 1 -> 4",
             "changed since the last start: model.recompute: none -> block",
+            "changed since the last start: model.attention.implementation: auto -> xla",
+            "changed since the last start: data.max_documents: 64 -> 99",
             "changed since the last start: model.moe.grouped_matmul: auto -> reference",
             "changed since the last start: model.moe.transport: auto -> gather",
             "changed since the last start: eval.every: 200 -> 7",
