@@ -9,7 +9,7 @@ The only file that uses jax._src: JAX's public attention takes no packed layout.
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import NamedTuple, cast
 
 import jax
@@ -65,7 +65,7 @@ def packed_attention(q: jax.Array, k: jax.Array, v: jax.Array, packed: Packed, w
 
 
 @contextlib.contextmanager
-def _capability_of_the_traced_device() -> Iterator[None]:
+def _capability_of_the_traced_device() -> Generator[None]:
     """JAX asks the GPU of this machine what it can do; meanwhile the device that is being traced for answers, present or not."""
     present = {"sm90": (9, 0), "sm100": (10, 3 if "300" in device_kind() else 0), None: (0, 0)}[gpu_generation()]
     with _LOCK:
