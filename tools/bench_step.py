@@ -1,32 +1,37 @@
-"""Times the whole training step of a small model on one device, one JSON line: speed, compile time, and shares of what the machine can do.
+"""Times the whole training step beside the machine's dense products and copies, one JSON line for each number of experts.
 
-    python tools/bench_step.py --experts 16
-    python tools/bench_step.py --experts 128 --dtype float32 --steps 20 --batch 4 --seq 128 --vocab 2048
+    python tools/bench_step.py                                    # 16, 64 and 128 experts, float32, 4 x 128 tokens
+    python tools/bench_step.py --experts 16 --steps 30
 
-Step, optimizer, a dense product and a memory copy run in turn, and medians count; moejax/train/bench.py says what is in the line.
+Width 256, 4 layers, 8 heads of 32, top-4 of experts of width 256, AdamW: see moejax/train/bench.py. `gemm_share` is the rate of
+useful FLOPs over the measured rate of a dense product; `weight_traffic_s` is what weights and optimizer have to move at the measured copy
+rate, which is all that a step may cost more with more experts.
 """
 
 import argparse
 import json
 
-from moejax.train.bench import Shape, measure
+import jax
+
+from moejax.parallel.host_memory import keep_freed_memory
+from moejax.train.bench import bench_config, measure
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--experts", type=int, default=16, help="of each layer (default: %(default)s)")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of compute (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=11, help="rounds, of which the median counts (default: %(default)s)")
-    parser.add_argument("--batch", type=int, default=4, help="sequences (default: %(default)s)")
+    parser.add_argument("--experts", type=int, nargs="+", default=[16, 64, 128], help="default: %(default)s")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="default: %(default)s")
+    parser.add_argument("--steps", type=int, default=15, help="timed steps, of which the median counts (default: %(default)s)")
+    parser.add_argument("--batch", type=int, default=4, help="sequences of a step (default: %(default)s)")
     parser.add_argument("--seq", type=int, default=128, help="tokens of a sequence (default: %(default)s)")
     parser.add_argument("--vocab", type=int, default=2048, help="default: %(default)s")
     args = parser.parse_args()
-    for name in ("experts", "steps", "batch", "seq", "vocab"):
-        least = 4 if name == "experts" else 1
-        if getattr(args, name) < least:
-            parser.error(f"--{name} {getattr(args, name)} is below {least}")
-    line = measure(Shape(experts=args.experts, dtype=args.dtype, batch=args.batch, seq=args.seq, vocab=args.vocab), args.steps)
-    print(json.dumps({key: float(f"{value:.4g}") if isinstance(value, float) else value for key, value in line.items()}))
+    jax.config.update("jax_enable_compilation_cache", False)
+    keep_freed_memory()
+    for experts in args.experts:
+        config = bench_config(experts=experts, dtype=args.dtype, batch=args.batch, seq=args.seq, vocab=args.vocab)
+        line = measure(config, repeats=args.steps)
+        print(json.dumps({key: float(f"{v:.4g}") if isinstance(v, float) else v for key, v in line.items()}), flush=True)
 
 
 if __name__ == "__main__":

@@ -50,9 +50,11 @@ def run(words: Sequence[str]) -> int:
         return 0
     settings: EvalConfig = dataclasses.replace(trained.eval, **dataclasses.asdict(options.eval))
     from moejax.parallel.flags import require_devices, set_cpu_devices
+    from moejax.parallel.host_memory import keep_freed_memory
 
     set_cpu_devices(options.mesh.num_devices)
     print(require_devices(options.mesh), flush=True)
+    keep_freed_memory()
     from moejax.eval import run_eval
 
     results = run_eval(run_dir, step=options.step, mesh=options.mesh, eval=settings)

@@ -39,9 +39,11 @@ def run(words: Sequence[str]) -> int:
         return 0
     # The number of CPU devices has to be known before anything touches one.
     from moejax.parallel.flags import require_devices, set_cpu_devices
+    from moejax.parallel.host_memory import keep_freed_memory
 
     set_cpu_devices(config.mesh.num_devices)
     print(require_devices(config.mesh), flush=True)
+    keep_freed_memory()
     from moejax.train.loop import train
 
     return train(config)

@@ -1,121 +1,137 @@
-"""Time of the whole training step, beside what this machine can do at all: dense products, and copies of memory."""
+"""Times of a training step beside what the machine can do: its dense products, and its copies.
+
+Everything is timed in one interleaved run, so that whatever else the machine does hits all of it alike.
+"""
 
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 
-from moejax.config import AttentionConfig, DataConfig, MeshConfig, ModelConfig, MoEConfig, TrainConfig
+from moejax.config import AttentionConfig, DataConfig, EvalConfig, ModelConfig, MoEConfig, OptimConfig, TrainConfig
 from moejax.parallel import make_mesh
-from moejax.train import flops
+from moejax.train.flops import count_parameters, flops_per_token
 from moejax.train.state import init_state
 from moejax.train.step import make_train_step, make_update_fn, put_batch
+from moejax_kernels.device import device_kind
 from moejax_kernels.timing import copying, interleaved_medians, overwriting
 
-_GEMM = 1024
+_GEMM_DIM = 2048
 _COPY_BYTES = 128 * 2**20
 
 
-@dataclass(frozen=True)
-class Shape:
-    """What is timed: width 256, 4 layers, 8 heads of 32, top-4, expert width 256, no shared expert, one device, dropless."""
+def bench_config(*, experts: int, dtype: Literal["float32", "bfloat16"], batch: int, seq: int, vocab: int) -> TrainConfig:
+    """The step that is timed: width 256, 4 layers, 8 heads of 32, top-4 of experts of width 256, AdamW.
 
-    experts: int
-    dtype: Literal["float32", "bfloat16"]
-    batch: int
-    seq: int
-    vocab: int
-
-    def config(self) -> TrainConfig:
-        moe = MoEConfig(num_experts=self.experts, top_k=4, expert_dim=256)
-        attention = AttentionConfig(num_heads=8, head_dim=32)
-        model = ModelConfig(vocab_size=self.vocab, embed_dim=256, num_layers=4, attention=attention, moe=moe, dtype=self.dtype)
-        data = DataConfig(source="files", paths=("none.npy",), seq_len=self.seq)
-        return TrainConfig(name="bench", steps=1000, batch_size=self.batch, model=model, mesh=MeshConfig(), data=data)
-
-
-def measure(shape: Shape, repeats: int) -> dict[str, Any]:
-    """One flat dict: medians of `repeats` rounds, in which the step, its second half, a dense product and a copy run in turn.
-
-    gemm_share: useful FLOPs (as `flops.flops_per_token` counts them) over time, as a share of the rate of the dense product.
-    optimizer_bytes, weights_bytes: the least that a step must read and write, see `traffic`; optimizer_copy_s, weights_copy_s: their
-    time at the measured copy rate; growth_s: the sum, all by which a step should grow with the number of experts.
+    The learning rate is so small that every timed step routes alike.
     """
-    config, mesh = shape.config(), make_mesh(MeshConfig())
-    state = init_state(config, mesh)
-    batch = put_batch(_batch(shape), config, mesh)
+    return TrainConfig(
+        name="bench",
+        steps=1_000_000,
+        batch_size=batch,
+        model=ModelConfig(
+            vocab_size=vocab,
+            embed_dim=256,
+            num_layers=4,
+            attention=AttentionConfig(num_heads=8),
+            moe=MoEConfig(num_experts=experts, top_k=4, expert_dim=256),
+            dtype=dtype,
+        ),
+        data=DataConfig(seq_len=seq),
+        optim=OptimConfig(lr=1e-7),
+        eval=EvalConfig(every=None),
+    )
+
+
+def weight_traffic(config: TrainConfig) -> int:
+    """Bytes that a step on one device has to move for weights and optimizer, whatever it computes with them.
+
+    Weights are read forward and backward and written by the update, in the compute dtype. Gradients are written, and read for the norm and
+    for the update; masters and both moments are read and written: all float32.
+    """
+    return count_parameters(config.model)[0] * (3 * jnp.dtype(config.model.dtype).itemsize + (3 + 6) * 4)
+
+
+@dataclass
+class _Run:
+    """A training state that programs take turns to move on, and the CPU seconds of each of their calls."""
+
+    state: Any
+    cpu_s: dict[str, list[float]] = field(default_factory=dict)
+    metrics: dict[str, jax.Array] = field(default_factory=dict)
+
+    def program(self, name: str, advance: Callable[[Any], tuple[Any, dict[str, jax.Array]]]) -> Callable[[], Any]:
+        times = self.cpu_s[name] = []
+
+        def call():
+            start = time.process_time()
+            self.state, self.metrics = jax.block_until_ready(advance(self.state))
+            times.append(time.process_time() - start)
+            return self.metrics
+
+        return call
+
+
+def measure(config: TrainConfig, *, repeats: int) -> dict:
+    """One flat dict on the step of `config`; times are medians of interleaved rounds.
+
+    gemm_share is the rate of useful FLOPs over that of a dense product in the compute dtype. copy_bytes_per_s counts bytes read and
+    bytes written. max_load is that of the busiest expert over the mean of its layer, in the busiest layer. compile_s is tracing,
+    lowering and compiling; JAX's persistent cache, if it is on, makes it short.
+    """
+    mesh = make_mesh(config.mesh)
+    batch = put_batch(_random_batch(config), config, mesh)
+    run = _Run(init_state(config, mesh))
+    start = time.perf_counter()
     jitted: Any = make_train_step(config, mesh)
-    begin_s = time.perf_counter()
-    step = jitted.lower(state, batch).compile()
-    compile_s = time.perf_counter() - begin_s
-    cpu_s: list[float] = []
-
-    def whole_step():
-        nonlocal state
-        begin_s = time.process_time()
-        state, metrics = jax.block_until_ready(step(state, batch))
-        cpu_s.append(time.process_time() - begin_s)
-        return metrics
-
-    a = jnp.ones((_GEMM, _GEMM), jnp.float32)
-    programs = {"step": whole_step, "update": _update(config, mesh), "gemm": overwriting(jnp.dot, a, a), "copy": copying(_COPY_BYTES)}
-    seconds = interleaved_medians(programs, repeats)
-    gemm_rate, copy_rate = 2 * _GEMM**3 / seconds["gemm"], 2 * _COPY_BYTES / seconds["copy"]
-    tokens = shape.batch * shape.seq
-    useful = tokens * sum(flops.flops_per_token(config.model, shape.seq).values())
-    moved = traffic(config)
-    copy_s = {name.replace("bytes", "copy_s"): size / copy_rate for name, size in moved.items()}
+    step = jitted.lower(run.state, batch).compile()
+    compile_s = time.perf_counter() - start
+    gradients = jax.tree.map(jnp.copy, run.state.master)
+    update = make_update_fn(config, mesh)
+    seconds = interleaved_medians(
+        {
+            "step": run.program("step", lambda state: step(state, batch)),
+            "update": run.program("update", lambda state: (update(state, gradients), run.metrics)),
+            "gemm": overwriting(jnp.dot, *jnp.ones((2, _GEMM_DIM, _GEMM_DIM), config.model.dtype)),
+            "copy": copying(_COPY_BYTES),
+        },
+        repeats,
+    )
+    tokens = config.batch_size * config.data.seq_len
+    flops = tokens * sum(flops_per_token(config.model, config.data.seq_len).values())
+    gemm_rate, copy_rate = 2 * _GEMM_DIM**3 / seconds["gemm"], 2 * _COPY_BYTES / seconds["copy"]
+    traffic = weight_traffic(config)
     return {
-        "experts": shape.experts,
-        "dtype": shape.dtype,
+        "experts": config.model.moe.num_experts if config.model.moe else 0,
+        "dtype": config.model.dtype,
         "tokens": tokens,
+        "parameters": count_parameters(config.model)[0],
         "tokens_per_s": tokens / seconds["step"],
         "step_s": seconds["step"],
-        "cpu_s": float(np.median(cpu_s)),
+        "step_cpu_s": float(np.median(run.cpu_s["step"])),
         "compile_s": compile_s,
-        "useful_flops": useful,
+        "flops": flops,
         "gemm_flops_per_s": gemm_rate,
-        "gemm_share": useful / seconds["step"] / gemm_rate,
-        "optimizer_share": seconds["update"] / seconds["step"],
+        "gemm_share": flops / seconds["step"] / gemm_rate,
+        "update_s": seconds["update"],
+        "update_share": seconds["update"] / seconds["step"],
         "copy_bytes_per_s": copy_rate,
-        **moved,
-        **copy_s,
-        "growth_s": sum(copy_s.values()),
+        "weight_traffic_bytes": traffic,
+        "weight_traffic_s": traffic / copy_rate,
+        "max_load": float(run.metrics["moe/max_load"]) if "moe/max_load" in run.metrics else 1.0,
+        "temp_bytes": step.memory_analysis().temp_size_in_bytes,
         "repeats": repeats,
+        "device": device_kind(),
         "jax": jax.__version__,
     }
 
 
-def traffic(config: TrainConfig) -> dict[str, int]:
-    """Bytes of memory that a step on one device must move for its parameters, whatever it computes.
-
-    optimizer_bytes: gradient, master and two moments read in float32, master and moments written, parameters written.
-    weights_bytes: parameters read forward and backward, gradients written.
-    """
-    count, _ = flops.count_parameters(config.model)
-    item = jnp.dtype(config.model.dtype).itemsize
-    return {"optimizer_bytes": count * (7 * 4 + item), "weights_bytes": count * 3 * item}
-
-
-def _update(config: TrainConfig, mesh: Mesh):
-    """A program that runs the second half of the step, each time on what the call before gave."""
-    update, state = make_update_fn(config, mesh), init_state(config, mesh)
-    grads = jax.tree.map(lambda master: master * 1e-3, state.master)
-
-    def program():
-        nonlocal state
-        state = update(state, grads)
-        return state.step
-
-    return program
-
-
-def _batch(shape: Shape) -> dict[str, np.ndarray]:
-    drawn = np.random.default_rng(0).integers(0, shape.vocab, (shape.batch, shape.seq + 1), dtype=np.int32)
-    ones = np.ones((shape.batch, shape.seq), np.int32)
-    places = np.broadcast_to(np.arange(shape.seq, dtype=np.int32), ones.shape)
-    return {"tokens": drawn[:, :-1], "labels": drawn[:, 1:], "segment_ids": ones, "positions": places}
+def _random_batch(config: TrainConfig) -> dict[str, np.ndarray]:
+    rng, shape = np.random.default_rng(0), (config.batch_size, config.data.seq_len)
+    tokens, labels = rng.integers(0, config.model.vocab_size, (2, *shape), dtype=np.int32)
+    positions = np.broadcast_to(np.arange(shape[1], dtype=np.int32), shape)
+    return {"tokens": tokens, "labels": labels, "segment_ids": np.ones(shape, np.int32), "positions": positions}

@@ -1,32 +1,80 @@
-"""The benchmark of the whole step: what it runs, and what its numbers mean."""
+"""What the benchmark of the step runs and reports; not how fast."""
 
+import dataclasses
+import json
+import runpy
+import sys
+from pathlib import Path
+
+import jax.numpy as jnp
 import pytest
 
-from moejax.train import flops
-from moejax.train.bench import Shape, measure, traffic
+from moejax.config import AttentionConfig
+from moejax.train import bench
+from moejax.train.flops import count_parameters, flops_per_token
 
-SMALL = Shape(experts=4, dtype="float32", batch=1, seq=4, vocab=8)
+TOOL = Path(__file__).parents[2] / "tools" / "bench_step.py"
 
 
-def test_the_model_is_the_one_that_is_documented():
-    model = Shape(experts=16, dtype="float32", batch=4, seq=128, vocab=2048).config().model
+def tiny():
+    config = bench.bench_config(experts=4, dtype="float32", batch=2, seq=8, vocab=258)
+    moe = dataclasses.replace(config.model.moe, expert_dim=8)
+    model = dataclasses.replace(config.model, embed_dim=8, num_layers=1, attention=AttentionConfig(num_heads=2), moe=moe)
+    return dataclasses.replace(config, model=model)
+
+
+def test_the_config_is_the_step_of_the_documentation():
+    config = bench.bench_config(experts=16, dtype="float32", batch=4, seq=128, vocab=2048)
+    model, moe = config.model, config.model.moe
+    assert (config.batch_size, config.data.seq_len, config.microbatches) == (4, 128, 1)
     assert (model.embed_dim, model.num_layers, model.attention.num_heads, model.head_dim, model.vocab_size) == (256, 4, 8, 32, 2048)
-    assert (model.moe.num_experts, model.moe.top_k, model.moe.expert_dim, model.moe.num_shared_experts) == (16, 4, 256, 0)
-    assert model.moe.capacity_factor is None
+    assert (moe.num_experts, moe.top_k, moe.expert_dim, moe.num_shared_experts, moe.capacity_factor) == (16, 4, 256, 0, None)
 
 
-@pytest.mark.parametrize(("dtype", "optimizer", "weights"), [("float32", 32, 12), ("bfloat16", 30, 6)])
-def test_traffic_is_bytes_for_each_parameter(dtype, optimizer, weights):
-    config = Shape(experts=8, dtype=dtype, batch=1, seq=4, vocab=8).config()
-    count, _ = flops.count_parameters(config.model)
-    assert traffic(config) == {"optimizer_bytes": count * optimizer, "weights_bytes": count * weights}
+def test_weights_and_optimizer_move_48_bytes_for_each_float32_parameter():
+    config = tiny()
+    assert bench.weight_traffic(config) == 48 * count_parameters(config.model)[0]
+    half = dataclasses.replace(config, model=dataclasses.replace(config.model, dtype="bfloat16"))
+    assert bench.weight_traffic(half) == 42 * count_parameters(config.model)[0]
 
 
-def test_shares_follow_from_the_times():
-    line = measure(SMALL, 2)
-    assert line["tokens"] == 4
-    assert line["tokens_per_s"] == pytest.approx(4 / line["step_s"])
-    assert line["gemm_share"] == pytest.approx(line["useful_flops"] / line["step_s"] / line["gemm_flops_per_s"])
-    assert line["growth_s"] == pytest.approx((line["optimizer_bytes"] + line["weights_bytes"]) / line["copy_bytes_per_s"])
-    assert 0 < line["optimizer_share"] < 2
-    assert min(line["compile_s"], line["cpu_s"], line["gemm_flops_per_s"]) > 0
+def test_a_run_is_reported_in_consistent_numbers(monkeypatch):
+    monkeypatch.setattr(bench, "_GEMM_DIM", 32)
+    monkeypatch.setattr(bench, "_COPY_BYTES", 4096)
+    config = tiny()
+    line = bench.measure(config, repeats=2)
+    assert (line["experts"], line["tokens"], line["repeats"]) == (4, 16, 2)
+    assert line["flops"] == 16 * sum(flops_per_token(config.model, 8).values())
+    assert line["tokens_per_s"] == pytest.approx(16 / line["step_s"])
+    assert line["gemm_share"] == pytest.approx(line["flops"] / line["step_s"] / line["gemm_flops_per_s"])
+    assert line["update_share"] == pytest.approx(line["update_s"] / line["step_s"])
+    assert line["weight_traffic_s"] == pytest.approx(line["weight_traffic_bytes"] / line["copy_bytes_per_s"])
+    assert line["max_load"] >= 1
+    assert all(line[name] > 0 for name in ("compile_s", "step_cpu_s", "temp_bytes"))
+
+
+def test_programs_take_turns_on_one_state():
+    run = bench._Run(jnp.zeros(()))
+    one, ten = run.program("one", lambda s: (s + 1, {"m": s})), run.program("ten", lambda s: (s + 10, run.metrics))
+    for call in (one, ten, one):
+        call()
+    assert float(run.state) == 12
+    assert float(run.metrics["m"]) == 11
+    assert [len(times) for times in run.cpu_s.values()] == [2, 1]
+
+
+def test_the_tool_prints_one_json_line_for_each_number_of_experts(monkeypatch, capsys):
+    seen = []
+    monkeypatch.setattr(bench, "measure", lambda config, repeats: seen.append((config, repeats)) or {"experts": 1, "step_s": 1 / 3})
+    words = "--experts 4 8 --dtype bfloat16 --steps 3 --batch 5 --seq 6 --vocab 300"
+    monkeypatch.setattr(sys, "argv", ["bench_step.py", *words.split()])
+    monkeypatch.setattr("moejax.parallel.host_memory.keep_freed_memory", lambda: False)
+    monkeypatch.setattr("jax.config.update", lambda name, value: None)
+    runpy.run_path(str(TOOL), run_name="__main__")
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert lines == [{"experts": 1, "step_s": 0.3333}] * 2
+    assert [(c.model.moe.num_experts, c.model.dtype, c.batch_size, c.data.seq_len, c.model.vocab_size) for c, _ in seen] == [
+        (4, "bfloat16", 5, 6, 300),
+        (8, "bfloat16", 5, 6, 300),
+    ]
+    assert {repeats for _, repeats in seen} == {3}
