@@ -64,10 +64,8 @@ def check(member: int, value, stats, grads) -> None:
     assert_trees_close(grads, expected_grads, "float32", "gradients")
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [None, *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("auto 1 1", "auto 1 8", "explicit 1 4"))],
-)
+@pytest.mark.slow  # tests/test_readme.py has a mesh of 2 x 4 in the default run
+@pytest.mark.parametrize("kind", [None, "auto 1 1", "auto 1 8", "explicit 1 4"])
 def test_loss_statistics_and_gradients_equal_the_dense_computation(kind):
     (value, stats), grads = nnx.jit(nnx.value_and_grad(loss, has_aux=True))(layer_of(kind), X[0], VALID)
     check(0, value, stats, plain(grads)["moe"])

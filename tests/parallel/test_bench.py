@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[2]
 CASE = bench.Case(tokens=16, embed_dim=4, top_k=2, num_experts=8, dtype="bfloat16", capacity_factor=100.0, tile=8)
 
 
+@pytest.mark.slow
 def test_p18_rates_count_the_rows_that_leave_a_rank_beside_the_link():
     lines = list(bench.measure(CASE, ["gather", "ring"], make_mesh(MeshConfig(ep=2)), link=1e9, repeats=1))
     assert [(line["transport"], line["move"]) for line in lines] == [
