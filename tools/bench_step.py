@@ -13,6 +13,7 @@ import json
 
 import jax
 
+from moejax.errors import ConfigError
 from moejax.parallel.host_memory import keep_freed_memory
 from moejax.train.bench import bench_config, measure
 
@@ -26,10 +27,17 @@ def main() -> None:
     parser.add_argument("--seq", type=int, default=128, help="tokens of a sequence (default: %(default)s)")
     parser.add_argument("--vocab", type=int, default=2048, help="default: %(default)s")
     args = parser.parse_args()
+    if args.steps < 1:
+        parser.error(f"--steps {args.steps} is below 1")
+    configs = []
+    for experts in args.experts:
+        try:
+            configs.append(bench_config(experts=experts, dtype=args.dtype, batch=args.batch, seq=args.seq, vocab=args.vocab))
+        except ConfigError as refusal:
+            parser.error(str(refusal))
     jax.config.update("jax_enable_compilation_cache", False)
     keep_freed_memory()
-    for experts in args.experts:
-        config = bench_config(experts=experts, dtype=args.dtype, batch=args.batch, seq=args.seq, vocab=args.vocab)
+    for config in configs:
         line = measure(config, repeats=args.steps)
         print(json.dumps({key: float(f"{v:.4g}") if isinstance(v, float) else v for key, v in line.items()}), flush=True)
 
