@@ -10,15 +10,8 @@ Most is in use when the backward pass enters the last MoE block of a microbatch:
 When the backward pass leaves the first block, all gradients are there and no activations.
 """
 
-import math
-
-from moejax.config import ModelConfig, TrainConfig
-from moejax.parallel.expert.plan import capacity
-from moejax.parallel.mesh import mesh_shape
-from moejax.plan.formula import ITEM_BYTES, local_parameters
-from moejax_kernels.grouped_matmul import buffer_rows
-
-_TILE = 128
+from moejax.config import TrainConfig
+from moejax.plan.formula import ITEM_BYTES, dispatch_buffer_bytes, local_parameters, row_bytes, tokens
 
 
 def temp_bytes(config: TrainConfig) -> dict[str, int]:
@@ -60,10 +53,10 @@ def working_bytes(config: TrainConfig) -> int:
     if model.moe is None:
         return 3 * named["mlp_gate_up"] + 8 * 4 * tokens(config) * model.embed_dim
     back = named["expert_gate_up"] * 3 // 2 + 2 * named["expert_rows"]
-    again = named["expert_gate_up"] // 2
-    for name in ("expert_rows", "expert_gate_up"):
-        again += named[name] * (model.recompute != "none" and name not in model.kept_residuals)
-    again = 0 if model.recompute == "none" else again
+    again = 0
+    if model.recompute != "none":
+        again = named["expert_gate_up"] // 2
+        again += sum(named[name] for name in ("expert_rows", "expert_gate_up") if name not in model.kept_residuals)
     return back + again + 2 * named["expert_out"] + 4 * 4 * tokens(config) * model.embed_dim
 
 
@@ -79,27 +72,11 @@ def named_bytes(config: TrainConfig) -> dict[str, int]:
         "mlp_gate_up": count * 2 * model.mlp_dim * item,
     }
     if (moe := model.moe) is not None:
-        rows = rows_of_buffer(model, count, config.mesh.ep)
+        rows = dispatch_buffer_bytes(config)
         named |= {
-            "expert_rows": rows * model.embed_dim * item,
-            "expert_gate_up": rows * 2 * moe.expert_dim * item,
-            "expert_out": count * moe.top_k * model.embed_dim * item,
+            "expert_rows": rows,
+            "expert_gate_up": rows // model.embed_dim * 2 * moe.expert_dim,
+            "expert_out": row_bytes(config),
             "shared_gate_up": count * 2 * moe.num_shared_experts * moe.shared_expert_dim * item,
         }
     return named
-
-
-def rows_of_buffer(model: ModelConfig, count: int, ranks: int) -> int:
-    """Rows of an expert buffer in training, tile-aligned; of one chunk if dropless."""
-    assert model.moe is not None
-    moe, local = model.moe, model.moe.num_experts // ranks
-    worst = ranks * count * min(moe.top_k, local)
-    if moe.capacity_factor is not None:
-        return buffer_rows(min(capacity(moe.capacity_factor, count, moe.top_k), worst), local, _TILE)
-    return buffer_rows(math.ceil(worst / min(count, math.ceil(ranks / 1.25))), local, _TILE)
-
-
-def tokens(config: TrainConfig) -> int:
-    """Tokens of one GPU in one microbatch."""
-    sizes = mesh_shape(config.mesh)
-    return config.microbatch_size // (sizes["dp"] * sizes["ep"]) * config.data.seq_len

@@ -90,7 +90,7 @@ def dispatch_buffer_bytes(config: TrainConfig, tile: int = 128) -> int:
     moe, model = config.model.moe, config.model
     assert moe is not None
     rows = receive_rows(
-        tokens=config.microbatch_size // config.mesh.num_devices * config.data.seq_len,
+        tokens=tokens(config),
         top_k=moe.top_k,
         num_experts=moe.num_experts,
         ranks=config.mesh.ep,
@@ -103,8 +103,12 @@ def dispatch_buffer_bytes(config: TrainConfig, tile: int = 128) -> int:
 def row_bytes(config: TrainConfig) -> int:
     """Bytes of the routed rows of one rank in one MoE layer and microbatch: T * A * D * itemsize."""
     assert config.model.moe is not None
-    tokens = config.microbatch_size // config.mesh.num_devices * config.data.seq_len
-    return tokens * config.model.moe.top_k * config.model.embed_dim * ITEM_BYTES[config.model.dtype]
+    return tokens(config) * config.model.moe.top_k * config.model.embed_dim * ITEM_BYTES[config.model.dtype]
+
+
+def tokens(config: TrainConfig) -> int:
+    """Tokens of one GPU in one microbatch."""
+    return config.microbatch_size // config.mesh.num_devices * config.data.seq_len
 
 
 def local_parameters(config: TrainConfig) -> list[tuple[str, int, str]]:
