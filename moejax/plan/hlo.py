@@ -65,10 +65,6 @@ class Hlo:
         for name, times in self.times.items():
             yield from ((instruction, times) for instruction in self.computations[name])
 
-    def find(self, name: str) -> Instruction | None:
-        """The scheduled instruction of that name."""
-        return next((instruction for instruction, _ in self.instructions() if instruction.name == name), None)
-
     def conditionals(self) -> list[str]:
         """Names of the conditionals: on a GPU each one makes the device wait for the host."""
         return [instruction.name for instruction, _ in self.instructions() if instruction.op == "conditional"]

@@ -64,7 +64,8 @@ def peak_buffers(live_ranges: str, assignment: str, hlo: Hlo) -> list[Buffer]:
     peak = int(moments.argmax())
     alive = [value for value in values if value.start <= peak <= value.end]
     largest = [max(group, key=lambda value: value.size) for group in _by_place(alive).values()]
-    return sorted((_buffer(hlo, value) for value in largest), key=lambda buffer: -buffer.size_bytes)
+    places = {instruction.name: (name, instruction) for name in hlo.times for instruction in hlo.computations[name]}
+    return sorted((_buffer(hlo, places, value) for value in largest), key=lambda buffer: -buffer.size_bytes)
 
 
 def _values(live_ranges: str, assignment: str) -> list[_Value]:
@@ -90,14 +91,13 @@ def _by_place(values: list[_Value]) -> dict[tuple[str, int], list[_Value]]:
     return groups
 
 
-def _buffer(hlo: Hlo, value: _Value) -> Buffer:
+def _buffer(hlo: Hlo, places: dict[str, tuple[str, Instruction]], value: _Value) -> Buffer:
     name = f"{value.name}{{{value.index}}}" if value.index else value.name
-    return Buffer(name, value.size, value.array, _source(hlo, value))
+    return Buffer(name, value.size, value.array, _source(hlo, places, value))
 
 
-def _source(hlo: Hlo, value: _Value) -> str:
+def _source(hlo: Hlo, places: dict[str, tuple[str, Instruction]], value: _Value) -> str:
     """Where a value comes from; for what a loop carries, what its body puts there."""
-    places = {instruction.name: (name, instruction) for name in hlo.times for instruction in hlo.computations[name]}
     computation, instruction = places.get(value.name, ("", None))
     if instruction is None:
         return ""
