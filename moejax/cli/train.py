@@ -23,7 +23,7 @@ import ast
 from collections.abc import Sequence
 
 from moejax.cli.words import HOW_TO_SET, split_subject
-from moejax.config import load_config
+from moejax.config import load_config, refuse_pending
 from moejax.config.load import find_config
 
 
@@ -37,6 +37,7 @@ def run(words: Sequence[str]) -> int:
         about = ast.get_docstring(ast.parse(find_config(name).read_bytes())) or ""
         print_help(config, prog=f"moejax train {name}", description=f"{about}\n\n{HOW_TO_SET}")
         return 0
+    refuse_pending(config)
     # The number of CPU devices has to be known before anything touches one.
     from moejax.parallel.flags import require_devices, set_cpu_devices
     from moejax.parallel.host_memory import keep_freed_memory

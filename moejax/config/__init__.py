@@ -2,6 +2,7 @@
 
 from moejax.config.load import load_config
 from moejax.config.model import RESIDUALS, AttentionConfig, ModelConfig, MoEConfig, RouterConfig
+from moejax.config.pending import pending, refuse_pending
 from moejax.config.resolved import CONFIG_FILE, differences, from_dict, from_json, read_config, to_dict, to_json
 from moejax.config.train import (
     CheckpointConfig,
@@ -33,7 +34,9 @@ __all__ = [
     "from_dict",
     "from_json",
     "load_config",
+    "pending",
     "read_config",
+    "refuse_pending",
     "to_dict",
     "to_json",
 ]

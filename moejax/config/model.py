@@ -183,6 +183,9 @@ class ModelConfig:
     """Vocabulary entries whose logits exist at once in the loss."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Compute dtype. Masters, router, norms, softmax, loss and reductions are float32 always."""
+    precision: Literal["plain", "mxfp8"] = "plain"
+    """plain: every product in dtype. mxfp8: experts, attention projections and the rows between GPUs in MXFP8; can be named in a config
+    and planned, not trained yet."""
     recompute: Literal["none", "block", "selective", "offload"] = "none"
     """What the backward pass computes again inside each block: nothing, everything, or all but some named results, which selective keeps on
     the device and offload keeps in pinned host memory. Routing is always kept."""
@@ -218,6 +221,7 @@ class ModelConfig:
         )
         one_of("model.norm_placement", self.norm_placement, ("pre", "post", "peri"))
         one_of("model.dtype", self.dtype, ("float32", "bfloat16"))
+        one_of("model.precision", self.precision, ("plain", "mxfp8"))
         self._check_recompute()
         check(self.norm_eps > 0, f"model.norm_eps={self.norm_eps} is not positive; 1e-6 is usual")
         check(self.init_std > 0, f"model.init_std={self.init_std} is not positive; 0.02 is usual")

@@ -10,6 +10,10 @@ from moejax.config.model import ModelConfig
 
 @dataclass(frozen=True, kw_only=True)
 class MeshConfig:
+    pp: int = 1
+    """Pipeline stages (outermost axis): each holds a part of the MoE blocks. More than 1 can be planned, not trained yet."""
+    virtual_stages: int = 1
+    """Parts of the model on each pipeline rank; 2 or more interleave them, for a smaller bubble. Needs mesh.pp > 1."""
     dp: int = 1
     """Data-parallel replicas of the experts."""
     ep: int = 1
@@ -18,19 +22,34 @@ class MeshConfig:
     """resident: whole weights stay on the devices that use them. fsdp: shards, gathered layer by layer in every microbatch (a baseline)."""
 
     def __post_init__(self) -> None:
-        at_least("mesh.dp", self.dp, 1)
-        at_least("mesh.ep", self.ep, 1)
+        for name in ("pp", "virtual_stages", "dp", "ep"):
+            at_least(f"mesh.{name}", getattr(self, name), 1)
         one_of("mesh.weights", self.weights, ("resident", "fsdp"))
+        check(
+            self.virtual_stages == 1 or self.pp > 1,
+            f"mesh.virtual_stages={self.virtual_stages} splits the work of pipeline ranks, but mesh.pp={self.pp}; set mesh.virtual_stages=1",
+        )
 
     @property
     def num_devices(self) -> int:
+        return self.pp * self.dp * self.ep
+
+    @property
+    def data_ranks(self) -> int:
+        """Parts that the sequences of a microbatch are split into."""
         return self.dp * self.ep
+
+    @property
+    def words(self) -> str:
+        """The axes as settings are typed; stages only where there are some."""
+        return f"mesh.pp={self.pp} x " * (self.pp > 1) + f"mesh.dp={self.dp} x mesh.ep={self.ep}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    source: Literal["shakespeare", "files"] = "shakespeare"
-    """shakespeare: the text shipped with moejax, as bytes. files: your own token files, see paths."""
+    source: Literal["shakespeare", "files", "synthetic"] = "shakespeare"
+    """shakespeare: the text shipped with moejax, as bytes. files: your own token files, see paths. synthetic: endless made-up tokens of
+    any vocabulary, for benchmarks."""
     paths: tuple[str, ...] = ()
     """Token files, read in this order: real .npy arrays, or headerless ones (dtype from token_dtype) as Olmo-core writes them."""
     token_dtype: Literal["uint8", "uint16", "uint32", "uint64"] = "uint16"
@@ -48,7 +67,7 @@ class DataConfig:
     """Share of the tokens, at the end of the corpus, held out for evaluation."""
 
     def __post_init__(self) -> None:
-        one_of("data.source", self.source, ("shakespeare", "files"))
+        one_of("data.source", self.source, ("shakespeare", "files", "synthetic"))
         one_of("data.token_dtype", self.token_dtype, ("uint8", "uint16", "uint32", "uint64"))
         at_least("data.seq_len", self.seq_len, 1)
         at_least("data.max_documents", self.max_documents, 1)
@@ -239,7 +258,8 @@ class TrainConfig:
             divides("mesh.ep", self.mesh.ep, "model.moe.num_experts", self.model.moe.num_experts)
         else:
             check(self.mesh.ep == 1, f"mesh.ep={self.mesh.ep} splits experts, but the model has none; use mesh.dp")
-        parts = self.microbatches * self.mesh.num_devices
+        self._check_pipeline()
+        parts = self.microbatches * self.mesh.data_ranks
         check(
             self.batch_size % parts == 0,
             f"batch_size={self.batch_size} does not split evenly into microbatches={self.microbatches} x mesh.dp={self.mesh.dp} "
@@ -247,9 +267,9 @@ class TrainConfig:
         )
         if self.eval.batch_size is not None:
             check(
-                self.eval.batch_size % self.mesh.num_devices == 0,
+                self.eval.batch_size % self.mesh.data_ranks == 0,
                 f"eval.batch_size={self.eval.batch_size} does not split over mesh.dp={self.mesh.dp} x mesh.ep={self.mesh.ep}; "
-                f"use a multiple of {self.mesh.num_devices}",
+                f"use a multiple of {self.mesh.data_ranks}",
             )
         check(
             self.eval.every is None or self.data.eval_fraction > 0,
@@ -267,6 +287,19 @@ class TrainConfig:
                 self.model.vocab_size >= 258,
                 f"model.vocab_size={self.model.vocab_size} is below 258, what the byte tokenizer needs "
                 "(256 bytes, end of document, padding); use 258 or more",
+            )
+
+    def _check_pipeline(self) -> None:
+        stages = self.mesh.pp * self.mesh.virtual_stages
+        if stages > 1:
+            check(
+                stages <= self.model.num_moe_layers,
+                f"mesh.pp={self.mesh.pp} x mesh.virtual_stages={self.mesh.virtual_stages} = {stages} stages need a MoE block each, but the "
+                f"model has {self.model.num_moe_layers}; use fewer stages",
+            )
+            check(
+                self.mesh.weights == "resident",
+                "mesh.weights=fsdp gathers weights in every microbatch, which pipeline stages would do over and over; use resident or mesh.pp=1",
             )
 
     @property

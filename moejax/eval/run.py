@@ -22,9 +22,9 @@ def run_eval(run_dir: Path, *, step: int | None, mesh: MeshConfig, eval: EvalCon
         ConfigError: if the batch does not split over the mesh.
     """
     trained = on_any_device(read_config(run_dir))
-    size = eval.batch_size or -(-trained.microbatch_size // mesh.num_devices) * mesh.num_devices
+    size = eval.batch_size or -(-trained.microbatch_size // mesh.data_ranks) * mesh.data_ranks
     settings = dataclasses.replace(eval, batch_size=size)
-    config = dataclasses.replace(trained, mesh=mesh, batch_size=mesh.num_devices, microbatches=1, eval=settings)
+    config = dataclasses.replace(trained, mesh=mesh, batch_size=mesh.data_ranks, microbatches=1, eval=settings)
     devices = make_mesh(mesh)
     params, router, step = restore_parameters(config, devices, run_dir, step)
     results = evaluate(config, devices, make_eval_step(config, devices), params, router, open_data(config))

@@ -51,7 +51,7 @@ def require_devices(mesh: MeshConfig) -> str:
 
     devices, needed = jax.devices(), mesh.num_devices
     platform, kind = devices[0].platform, devices[0].device_kind
-    shape = f"mesh.dp={mesh.dp} x mesh.ep={mesh.ep}"
+    shape = mesh.words
     if needed > len(devices):
         way_out = "or call set_cpu_devices before JAX starts" if platform == "cpu" else "more devices, or JAX_PLATFORMS=cpu for fake ones"
         raise ConfigError(f"{shape} needs {needed} devices, but JAX sees {len(devices)} ({kind}); use a smaller mesh, {way_out}")

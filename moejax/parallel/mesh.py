@@ -9,7 +9,7 @@ from moejax.config import MeshConfig
 from moejax.errors import ConfigError
 
 AXES = ("pp", "dp", "ep")
-"""Pipeline stages (outermost; one for now), replicas of the experts, and ranks that split the experts (innermost)."""
+"""Pipeline stages (outermost), replicas of the experts, and ranks that split the experts (innermost)."""
 
 DATA_AXES = ("dp", "ep")
 """Axes over which a batch is split; dense layers are replicated over them."""
@@ -17,20 +17,20 @@ DATA_AXES = ("dp", "ep")
 
 def mesh_shape(config: MeshConfig) -> dict[str, int]:
     """Size of each axis."""
-    return dict(zip(AXES, (1, config.dp, config.ep), strict=True))
+    return dict(zip(AXES, (config.pp, config.dp, config.ep), strict=True))
 
 
 def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Mesh:
     """A mesh with axes ("pp", "dp", "ep") over the first devices, or over those given.
 
     Raises:
-        ConfigError: if there are fewer devices than mesh.dp x mesh.ep.
+        ConfigError: if there are fewer devices than mesh.pp x mesh.dp x mesh.ep.
     """
     devices = jax.devices() if devices is None else devices
     if config.num_devices > len(devices):
         raise ConfigError(
-            f"mesh.dp={config.dp} x mesh.ep={config.ep} needs {config.num_devices} devices, but there are {len(devices)} "
-            f"({devices[0].device_kind}); lower mesh.dp or mesh.ep, or start with more devices"
+            f"{config.words} needs {config.num_devices} devices, but there are {len(devices)} "
+            f"({devices[0].device_kind}); use a smaller mesh, or start with more devices"
         )
     shape = tuple(mesh_shape(config).values())
     return jax.make_mesh(shape, AXES, devices=devices[: math.prod(shape)], axis_types=(AxisType.Auto,) * len(AXES))

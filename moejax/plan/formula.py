@@ -28,7 +28,7 @@ def argument_bytes(config: TrainConfig) -> dict[str, int]:
     moe, model = config.model.moe, config.model
     history = jax.tree.leaves(jax.eval_shape(lambda: empty_history(config.optim)))
     counters = 2 * 4 + sum(leaf.size * leaf.dtype.itemsize for leaf in history)
-    rows = config.batch_size // config.mesh.num_devices
+    rows = config.batch_size // config.mesh.data_ranks
     return {
         "parameters": parameters,
         "optimizer": optimizer,
@@ -108,7 +108,7 @@ def row_bytes(config: TrainConfig) -> int:
 
 def tokens(config: TrainConfig) -> int:
     """Tokens of one GPU in one microbatch."""
-    return config.microbatch_size // config.mesh.num_devices * config.data.seq_len
+    return config.microbatch_size // config.mesh.data_ranks * config.data.seq_len
 
 
 def local_parameters(config: TrainConfig) -> list[tuple[str, int, str]]:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from moejax.config import TrainConfig
+from moejax.config import TrainConfig, refuse_pending
 from moejax.nn import STACKS, ParamSpec, Transformer, is_spec
 from moejax.ops.hashing import truncated_normal
 from moejax.optim import empty_history, init_moments, path_name
@@ -46,7 +46,12 @@ class Layout(NamedTuple):
 
 
 def make_layout(config: TrainConfig, mesh: Mesh) -> Layout:
-    """Where each parameter and its state live on this mesh."""
+    """Where each parameter and its state live on this mesh.
+
+    Raises:
+        ConfigError: if the config names a part that can only be planned so far.
+    """
+    refuse_pending(config)
     mesh_shape, weights = dict(mesh.shape), config.mesh.weights
     specs = Transformer(config.model).specs
 
