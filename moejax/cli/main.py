@@ -8,11 +8,11 @@ from collections.abc import Sequence
 
 import moejax
 from moejax.cli import eval as eval_command
-from moejax.cli import generate, show_config, train
+from moejax.cli import generate, plan, show_config, train
 from moejax.cli.words import first_line, shipped_configs
 from moejax.errors import ConfigError, DataError, MoejaxError
 
-COMMANDS = {"train": train, "eval": eval_command, "generate": generate, "show-config": show_config}
+COMMANDS = {"train": train, "plan": plan, "eval": eval_command, "generate": generate, "show-config": show_config}
 
 _USAGE = """\
 moejax {version}: training of sparse mixture-of-experts language models in JAX
@@ -27,6 +27,7 @@ Start here:
   moejax generate quickstart --prompt "ROMEO:"    text from the trained model
   moejax train quickstart --mesh.ep 4             the same model, experts split over four devices
   moejax train quickstart --help                  every setting, its meaning and its value in quickstart
+  moejax plan eight_layers --gpu b300             what the step of a model needs of GPUs that are not here
   moejax COMMAND --help                           what a command does, with examples
 
 Configs that come with moejax:
@@ -65,7 +66,7 @@ def _run(words: list[str]) -> int:
         raise ConfigError(f"there is no command {words[0]} among {', '.join(COMMANDS)}; {hint}")
     if rest in (["-h"], ["--help"]):
         print(inspect.getdoc(COMMANDS[name]))
-        if name in ("train", "show-config"):
+        if name in ("train", "plan", "show-config"):
             print(f"\nConfigs that come with moejax:\n{shipped_configs()}")
         return 0
     return COMMANDS[name].run(rest)

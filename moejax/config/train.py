@@ -27,7 +27,7 @@ class MeshConfig:
         one_of("mesh.weights", self.weights, ("resident", "fsdp"))
         check(
             self.virtual_stages == 1 or self.pp > 1,
-            f"mesh.virtual_stages={self.virtual_stages} splits the work of pipeline ranks, but mesh.pp={self.pp}; set mesh.virtual_stages=1",
+            f"mesh.virtual_stages={self.virtual_stages} splits pipeline ranks, but mesh.pp={self.pp}; set mesh.virtual_stages=1",
         )
 
     @property
@@ -299,7 +299,7 @@ class TrainConfig:
             )
             check(
                 self.mesh.weights == "resident",
-                "mesh.weights=fsdp gathers weights in every microbatch, which pipeline stages would do over and over; use resident or mesh.pp=1",
+                "mesh.weights=fsdp would gather weights in every tick of a pipeline; use resident or mesh.pp=1",
             )
 
     @property

@@ -8,10 +8,15 @@ Most is in use when the backward pass enters the last MoE block of a microbatch:
     working set         one MoE block: computed again, and backward
 
 When the backward pass leaves the first block, all gradients are there and no activations.
+
+With pipeline stages the gradients are those of one stage, and a rank keeps the activations of as many (stage, microbatch) pairs as 1F1B,
+or interleaved 1F1B (Narayanan et al. 2021, arXiv:2104.04473), has under way on the first rank.
 """
 
+from collections.abc import Iterable
+
 from moejax.config import TrainConfig
-from moejax.plan.formula import ITEM_BYTES, dispatch_buffer_bytes, local_parameters, row_bytes, tokens
+from moejax.plan.formula import ITEM_BYTES, dispatch_buffer_bytes, local_parameters, rank_layers, row_bytes, tokens
 
 
 def temp_bytes(config: TrainConfig) -> dict[str, int]:
@@ -20,7 +25,7 @@ def temp_bytes(config: TrainConfig) -> dict[str, int]:
     for name, count, dtype in local_parameters(config):
         sums += 4 * count
         if name.startswith(("head", "moe_blocks")):
-            late += count * ITEM_BYTES[dtype]
+            late += count * ITEM_BYTES[dtype] // (config.mesh.virtual_stages if name.startswith("moe_blocks") else 1)
         else:
             early += count * ITEM_BYTES[dtype]
     kept, working = kept_bytes(config), working_bytes(config)
@@ -30,21 +35,46 @@ def temp_bytes(config: TrainConfig) -> dict[str, int]:
 
 
 def kept_bytes(config: TrainConfig) -> int:
-    """What all blocks keep of one microbatch on the device for the backward pass."""
+    """What all blocks keep on the device for the backward pass: of one microbatch, or of all that are under way in a pipeline."""
     model, named = config.model, named_bytes(config)
-    dense, moe = model.num_dense_layers, model.num_moe_layers
     names = {"none": tuple(named), "offload": ()}.get(model.recompute, ("block_in", *model.kept_residuals))
-    per_block = {name: named[name] for name in names}
-    only_moe = sum(size for name, size in per_block.items() if name.startswith(("expert", "shared")))
-    only_dense = per_block.get("mlp_gate_up", 0)
-    both = sum(per_block.values()) - only_moe - only_dense
+    kept = _in_all_blocks(config, names)
     if model.recompute == "none":
         # Beside the named results: hidden activations, arguments of norms, the middle of the block.
+        dense, moe = _blocks_kept(config)
         norms = {"pre": 2, "post": 2, "peri": 4}[model.norm_placement]
-        both += (norms + 1) * named["block_in"] + (model.attention.qk_norm != "none") * named["qkv"]
-        only_moe += (named["expert_gate_up"] + named["shared_gate_up"]) // 2
-        only_dense += named["mlp_gate_up"] // 2
-    return dense * (both + only_dense) + moe * (both + only_moe)
+        kept += (dense + moe) * ((norms + 1) * named["block_in"] + (model.attention.qk_norm != "none") * named["qkv"])
+        kept += moe * (named.get("expert_gate_up", 0) + named.get("shared_gate_up", 0)) // 2 + dense * named["mlp_gate_up"] // 2
+    return kept
+
+
+def offloaded_bytes(config: TrainConfig) -> int:
+    """What waits in pinned host memory between a forward and a backward pass, of one GPU."""
+    return _in_all_blocks(config, config.model.kept_residuals) if config.model.recompute == "offload" else 0
+
+
+def _in_all_blocks(config: TrainConfig, names: Iterable[str]) -> int:
+    """Bytes of the results of these names that exist at once; each is in dense blocks, in MoE blocks, or in both."""
+    named = named_bytes(config)
+    dense, moe = _blocks_kept(config)
+    blocks = {"mlp_gate_up": dense, "expert_rows": moe, "expert_gate_up": moe, "expert_out": moe, "shared_gate_up": moe}
+    return sum(named[name] * blocks.get(name, dense + moe) for name in set(names))
+
+
+def _blocks_kept(config: TrainConfig) -> tuple[int, int]:
+    """Dense and MoE blocks whose activations a rank keeps at once, each for one microbatch."""
+    dense, moe = config.model.num_dense_layers, rank_layers(config)
+    if config.mesh.pp > 1:
+        # Dense blocks run on the ranks in turn, so a rank has those of every pp-th microbatch.
+        return 2 * dense, moe // config.mesh.virtual_stages * stages_under_way(config)
+    return dense, moe
+
+
+def stages_under_way(config: TrainConfig) -> int:
+    """(Stage, microbatch) pairs on the first pipeline rank, at most, whose forward pass is done and whose backward pass is not."""
+    pp, virtual = config.mesh.pp, config.mesh.virtual_stages
+    most = pp if virtual == 1 else 2 * (pp - 1) + (virtual - 1) * pp + 1
+    return min(most, virtual * config.microbatches)
 
 
 def working_bytes(config: TrainConfig) -> int:

@@ -1,5 +1,11 @@
-"""Memory and traffic of the training step by arithmetic, from the config alone; bytes of one GPU."""
+"""Memory and traffic of the training step by arithmetic, from the config alone; bytes of one GPU.
 
+With pipeline stages (mesh.pp > 1) a rank holds its part of the MoE blocks, the same number on every rank, and all of embedding, dense
+blocks and head.
+"""
+
+import dataclasses
+import functools
 import math
 from collections import Counter
 from collections.abc import Iterator
@@ -7,7 +13,7 @@ from typing import NamedTuple
 
 import jax
 
-from moejax.config import TrainConfig
+from moejax.config import ModelConfig, TrainConfig
 from moejax.nn import ParamSpec, Transformer, is_spec
 from moejax.optim import empty_history, path_name
 from moejax.parallel.expert import receive_rows
@@ -25,16 +31,15 @@ def argument_bytes(config: TrainConfig) -> dict[str, int]:
     """
     parameters = sum(count * ITEM_BYTES[dtype] for _, count, dtype in local_parameters(config))
     optimizer = sum(3 * 4 * _local(spec.shape, rule.state, config) for _, spec, rule in placed(config))
-    moe, model = config.model.moe, config.model
+    moe = config.model.moe
     history = jax.tree.leaves(jax.eval_shape(lambda: empty_history(config.optim)))
     counters = 2 * 4 + sum(leaf.size * leaf.dtype.itemsize for leaf in history)
-    rows = config.batch_size // config.mesh.data_ranks
     return {
         "parameters": parameters,
         "optimizer": optimizer,
-        "router": 0 if moe is None else 4 * model.num_moe_layers * moe.num_experts,
+        "router": 0 if moe is None else 4 * rank_layers(config) * moe.num_experts,
         "counters": counters,
-        "batch": 4 * 4 * rows * config.data.seq_len,
+        "batch": 4 * 4 * tokens(config) * config.microbatches,
     }
 
 
@@ -56,6 +61,8 @@ def step_traffic(config: TrainConfig) -> list[Traffic]:
 
     Rows: each move carries T * A rows of D, whatever the capacity. Weights: one reduce-scatter and one all-gather of each leaf after
     the last microbatch; or with fsdp in each microbatch one reduce-scatter and two all-gathers (one for embedding and head).
+    Stages: in each microbatch every stage hands its output on and the gradient back; the head's input is split over pp and its gradient
+    gathered.
     """
     found: Counter[tuple[str, tuple[str, ...], str]] = Counter()
     times: Counter[tuple[str, tuple[str, ...], str]] = Counter()
@@ -67,7 +74,7 @@ def step_traffic(config: TrainConfig) -> list[Traffic]:
     for _, spec, rule in placed(config):
         if rule.dim is not None:
             dtype, size = spec.dtype or config.model.dtype, math.prod(spec.shape)
-            whole = size // math.prod(mesh_shape(config.mesh)[axis] for axis in _named(rule.state) if axis not in rule.axes)
+            whole = size // _ranks(config, [axis for axis in _named(rule.state) if axis not in rule.axes])
             layers = spec.shape[0] if spec.logical_axes[0] == "layer" else 1
             if not rule.is_gathered:
                 add("reduce-scatter", rule.axes, "f32", 4 * whole, 1)
@@ -77,12 +84,23 @@ def step_traffic(config: TrainConfig) -> list[Traffic]:
             add("reduce-scatter", rule.axes, _HLO[dtype], part, runs)
             add("all-gather", rule.axes, _HLO[dtype], part, runs * (2 if spec.logical_axes[0] == "layer" else 1))
     if config.model.moe is not None and config.mesh.ep > 1:
-        runs = config.model.num_moe_layers * config.microbatches
+        runs = rank_layers(config) * config.microbatches
         add("all-gather", ("ep",), "s32", 4 * config.mesh.ep * config.model.moe.num_experts, runs)
         again = () if config.model.recompute == "none" else {"expert_rows", "expert_out"} - set(config.model.kept_residuals)
         moves = 4 + len(again)  # dispatch, combine, their backward passes, and what is computed again
         add("ragged-all-to-all", ("ep",), _HLO[config.model.dtype], row_bytes(config), runs * moves)
+    if config.mesh.pp > 1:
+        dtype, x = config.model.dtype, tokens(config) * config.model.embed_dim * ITEM_BYTES[config.model.dtype]
+        add("collective-permute", ("pp",), _HLO[dtype], x, 2 * config.mesh.virtual_stages * config.microbatches)
+        add("reduce-scatter", ("pp",), _HLO[dtype], x, config.microbatches)
+        add("all-gather", ("pp",), _HLO[dtype], x, config.microbatches)
     return [Traffic(*key, payload, times[key]) for key, payload in found.items()]
+
+
+def rank_layers(config: TrainConfig) -> int:
+    """MoE blocks of one pipeline rank; stages have equally many, the last ones filled up with empty blocks."""
+    stages = config.mesh.pp * config.mesh.virtual_stages
+    return -(-config.model.num_moe_layers // stages) * config.mesh.virtual_stages
 
 
 def dispatch_buffer_bytes(config: TrainConfig, tile: int = 128) -> int:
@@ -117,14 +135,27 @@ def local_parameters(config: TrainConfig) -> list[tuple[str, int, str]]:
 
 
 def placed(config: TrainConfig) -> Iterator[tuple[str, ParamSpec, Rule]]:
-    """Every parameter's dotted name, and its declaration with its placement on the config's mesh."""
-    for path, spec in jax.tree_util.tree_leaves_with_path(Transformer(config.model).specs, is_leaf=is_spec):
-        yield path_name(path), spec, make_rule(spec.shape, spec.logical_axes, mesh_shape(config.mesh), weights=config.mesh.weights)
+    """Every parameter: dotted name, declaration (of a MoE block: for those of one pipeline rank), and placement on the mesh."""
+    shape, weights = mesh_shape(config.mesh), config.mesh.weights
+    for name, spec in _parameters(dataclasses.replace(config.model, recompute="none", recompute_keep=())):
+        is_staged = config.mesh.pp > 1 and name.startswith("moe_blocks")
+        if is_staged:
+            spec = dataclasses.replace(spec, shape=(rank_layers(config), *spec.shape[1:]))
+        yield name, spec, make_rule(spec.shape, spec.logical_axes, shape | {"pp": 1} if is_staged else shape, weights=weights)
+
+
+@functools.lru_cache(maxsize=8)
+def _parameters(model: ModelConfig) -> list[tuple[str, ParamSpec]]:
+    return [(path_name(path), spec) for path, spec in jax.tree_util.tree_leaves_with_path(Transformer(model).specs, is_leaf=is_spec)]
 
 
 def _local(shape: tuple[int, ...], spec, config: TrainConfig) -> int:
     """Elements of a leaf on one device."""
-    return math.prod(shape) // math.prod(mesh_shape(config.mesh)[axis] for axis in _named(spec))
+    return math.prod(shape) // _ranks(config, _named(spec))
+
+
+def _ranks(config: TrainConfig, axes: list[str]) -> int:
+    return math.prod(mesh_shape(config.mesh)[axis] for axis in axes)
 
 
 def _named(spec) -> list[str]:

@@ -1,0 +1,125 @@
+"""What one training step will need of a GPU, by arithmetic alone: memory by part, traffic by link, least time."""
+
+import dataclasses
+from dataclasses import dataclass
+
+from moejax.config import TrainConfig, pending
+from moejax.errors import ConfigError
+from moejax.plan.activations import offloaded_bytes, temp_bytes
+from moejax.plan.choices import choices
+from moejax.plan.formula import argument_bytes, dispatch_buffer_bytes
+from moejax.plan.gpus import Gpu, find_gpu
+from moejax.plan.links import LinkBytes, link_bytes
+from moejax.train.flops import count_parameters, flops_per_token
+
+USABLE = 0.9
+"""Share of a GPU's memory that a plan may fill. XLA's figures, and this arithmetic, leave out the rest's users: see LEFT_OUT."""
+
+LEFT_OUT = "the CUDA context, communication buffers (NCCL), workspaces of cuDNN and cuBLAS, code, fragmentation"
+
+ARGUMENTS = ("parameters", "optimizer", "router", "counters", "batch")
+"""Parts of the memory that hold what the step is given. The other parts are its own."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Figures for one GPU and one step, but for the model's own.
+
+    memory: bytes by part; what the step is given comes first, named as in ARGUMENTS. host_bytes: pinned host memory (offload).
+    dispatch_bytes: the buffer for routed rows of one MoE layer, part of the working set; 0 without experts.
+    links: traffic, line by line. bubble: least share of a step in which a pipeline rank waits.
+    choices: kernels and transport by setting. pending: settings that cannot run yet, and what is counted instead.
+    """
+
+    config: TrainConfig
+    gpu: Gpu
+    parameters: int
+    active_parameters: int
+    flops_per_token: float
+    memory: dict[str, int]
+    host_bytes: int
+    dispatch_bytes: int
+    links: list[LinkBytes]
+    choices: dict[str, str]
+    pending: dict[str, str]
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(self.memory.values())
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a step over all GPUs."""
+        return self.config.batch_size * self.config.data.seq_len
+
+    @property
+    def bubble(self) -> float:
+        """Of (interleaved) 1F1B: (P - 1) / (V M + P - 1) (Narayanan et al. 2021, section 2.2)."""
+        mesh = self.config.mesh
+        return (mesh.pp - 1) / (mesh.virtual_stages * self.config.microbatches + mesh.pp - 1)
+
+    @property
+    def compute_s(self) -> float:
+        """Seconds of useful arithmetic at the bf16 peak, without waiting for a pipeline."""
+        return self.flops_per_token * self.tokens / self.config.mesh.num_devices / self.gpu.bf16_flops
+
+    @property
+    def send_s(self) -> float:
+        """Seconds of traffic at the full rate of the links, one line after the other."""
+        return sum(line.seconds(self.gpu) for line in self.links)
+
+
+def usable_bytes(gpu: Gpu) -> int:
+    """Memory of a GPU that a step may fill."""
+    return int(USABLE * gpu.memory_bytes)
+
+
+def estimate(config: TrainConfig, gpu: str) -> Estimate:
+    """The arithmetic for a config on its mesh of these GPUs.
+
+    Raises:
+        ConfigError: if the GPU is not in the table, or a kernel or transport of the config does not run on it.
+    """
+    kind, model, seq_len = find_gpu(gpu), config.model, config.data.seq_len
+    total, active = count_parameters(model)
+    return Estimate(
+        config=config,
+        gpu=kind,
+        parameters=total,
+        active_parameters=active,
+        flops_per_token=sum(flops_per_token(model, seq_len).values()),
+        memory=memory_bytes(config),
+        host_bytes=offloaded_bytes(config),
+        dispatch_bytes=0 if model.moe is None else dispatch_buffer_bytes(config),
+        links=link_bytes(config),
+        choices=choices(config, kind),
+        pending=pending(config),
+    )
+
+
+def memory_bytes(config: TrainConfig) -> dict[str, int]:
+    """Bytes of one GPU by part."""
+    return argument_bytes(config) | temp_bytes(config)
+
+
+def check_count(config: TrainConfig, num_gpus: int) -> None:
+    """Refuse a number of GPUs that is not that of the mesh.
+
+    Raises:
+        ConfigError: with the settings that give the number, if any do.
+    """
+    mesh = config.mesh
+    if num_gpus == mesh.num_devices:
+        return
+    given = f"num_gpus={num_gpus} is not {mesh.words} = {mesh.num_devices}"
+    rest = mesh.pp * mesh.ep
+    replicas = num_gpus // rest
+    if replicas < 1 or num_gpus % rest:
+        raise ConfigError(f"{given}; with mesh.pp={mesh.pp} and mesh.ep={mesh.ep} it has to be a multiple of {rest}, times --mesh.dp")
+    parts = config.microbatches * replicas * mesh.ep
+    try:
+        dataclasses.replace(config, mesh=dataclasses.replace(mesh, dp=replicas))
+    except ConfigError:
+        batch = -(-config.batch_size // parts) * parts
+        raise ConfigError(f"{given}; add --mesh.dp {replicas} and a batch that splits evenly, such as --batch-size {batch}") from None
+    raise ConfigError(f"{given}; add --mesh.dp {replicas}")

@@ -1,0 +1,105 @@
+"""A plan: the arithmetic for a config on GPUs, XLA's figures where it was compiled, and whether it fits."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from moejax.config import TrainConfig, to_dict
+from moejax.plan.compiled import Compiled, as_planned, compile_plan
+from moejax.plan.estimate import LEFT_OUT, Estimate, check_count, estimate, usable_bytes
+from moejax.plan.fit import Suggestion, nearest_that_fit
+
+
+@dataclass(frozen=True)
+class Plan:
+    """compiled: None if it was not asked for, or a part of the config cannot run yet. suggestions: empty if the step fits."""
+
+    estimate: Estimate
+    compiled: Compiled | None
+    suggestions: list[Suggestion]
+
+    @property
+    def config(self) -> TrainConfig:
+        return self.estimate.config
+
+    @property
+    def total_bytes(self) -> int:
+        """What a GPU needs: by XLA where it was compiled."""
+        return self.compiled.total_bytes if self.compiled else self.estimate.total_bytes
+
+    @property
+    def margin_bytes(self) -> int:
+        """What stays free of the part of memory that may be filled; negative if the step does not fit."""
+        return usable_bytes(self.estimate.gpu) - self.total_bytes
+
+    @property
+    def fits(self) -> bool:
+        return self.margin_bytes >= 0
+
+
+def can_compile(config: TrainConfig) -> bool:
+    """Whether the step of a config exists: pipeline stages are only counted so far."""
+    return config.mesh.pp == 1
+
+
+def plan_step(config: TrainConfig, gpu: str, *, num_gpus: int | None = None, compile: bool = False) -> Plan:
+    """Plan a config for its mesh of these GPUs.
+
+    Args:
+        gpu: a name in `moejax.plan.gpus.GPUS`.
+        num_gpus: how many there are; None takes what the mesh needs.
+        compile: compile the step too, if it `can_compile`. Needs JAX's CUDA plugin, no GPU, and one to five minutes of two cores.
+
+    Raises:
+        ConfigError: for an unknown GPU, a number of GPUs that is not the mesh's, a setting that the GPU cannot take, or a missing plugin.
+    """
+    if num_gpus is not None:
+        check_count(config, num_gpus)
+    figures = estimate(config, gpu)
+    compiled = compile_plan(as_planned(config), gpu) if compile and can_compile(config) else None
+    plan = Plan(figures, compiled, [])
+    if plan.fits:
+        return plan
+    return Plan(figures, compiled, nearest_that_fit(config, figures.gpu, scale=plan.total_bytes / figures.total_bytes))
+
+
+def as_dict(plan: Plan) -> dict[str, Any]:
+    """The plan as JSON holds it; bytes and seconds, of one GPU and one step."""
+    figures, compiled = plan.estimate, plan.compiled
+    xla = compiled and {
+        name: getattr(compiled, name)
+        for name in ("argument_bytes", "arena_bytes", "metrics_bytes", "total_bytes", "roles", "kernels", "conditionals", "host_transfers")
+    }
+    return {
+        "config": to_dict(plan.config),
+        "gpu": figures.gpu.name,
+        "num_gpus": plan.config.mesh.num_devices,
+        "memory_bytes": figures.gpu.memory_bytes,
+        "usable_bytes": usable_bytes(figures.gpu),
+        "left_out": LEFT_OUT,
+        "parameters": figures.parameters,
+        "active_parameters": figures.active_parameters,
+        "flops_per_token": figures.flops_per_token,
+        "tokens": figures.tokens,
+        "memory": figures.memory,
+        "total_bytes": plan.total_bytes,
+        "arithmetic_total_bytes": figures.total_bytes,
+        "host_bytes": figures.host_bytes,
+        "dispatch_bytes": figures.dispatch_bytes,
+        "traffic": [line.line._asdict() | {"nvlink": line.nvlink, "network": line.network} for line in figures.links],
+        "compute_s": figures.compute_s,
+        "send_s": figures.send_s,
+        "bubble": figures.bubble,
+        "choices": figures.choices,
+        "pending": figures.pending,
+        "compiled": xla
+        and xla
+        | {
+            "buffers": compiled and [dict(zip(("bytes", "array", "part", "source"), buffer, strict=True)) for buffer in compiled.buffers],
+            "traffic": compiled and [line._asdict() for line in compiled.traffic],
+            "lower_s": compiled and compiled.lower_s,
+            "compile_s": compiled and compiled.compile_s,
+        },
+        "fits": plan.fits,
+        "margin_bytes": plan.margin_bytes,
+        "suggestions": [{"changes": s.changes, "words": s.words, "total_bytes": s.total_bytes} for s in plan.suggestions],
+    }

@@ -1,0 +1,145 @@
+"""A plan as text for the console."""
+
+from collections.abc import Iterator, Sequence
+
+from moejax.plan.compiled import Compiled
+from moejax.plan.estimate import ARGUMENTS, LEFT_OUT, USABLE, usable_bytes
+from moejax.plan.plan import Plan
+
+_GIB = 2**30
+
+
+def lines(plan: Plan) -> Iterator[str]:
+    """The whole plan, line by line."""
+    figures, config = plan.estimate, plan.config
+    mesh = config.mesh
+    yield f"{config.name} on {mesh.num_devices:,} x {figures.gpu.name}: {mesh.words}, recompute {config.model.recompute}"
+    yield from (f"  {name} cannot run yet: {instead}" for name, instead in figures.pending.items())
+    yield ""
+    yield (
+        f"model      {short(figures.parameters)} parameters, {short(figures.active_parameters)} of them for one token; "
+        f"{figures.flops_per_token / 1e9:.4g} GFLOPs a token"
+    )
+    yield (
+        f"step       {figures.tokens:,} tokens in {config.microbatches:,} microbatches of "
+        f"{config.microbatch_size // mesh.data_ranks} x {config.data.seq_len:,} a GPU"
+    )
+    yield f"at least   {seconds(figures.compute_s)} of arithmetic at the bf16 peak, {seconds(figures.send_s)} of traffic at full rate"
+    if mesh.pp > 1:
+        yield f"           a pipeline rank waits {figures.bubble:.1%} of a step"
+    yield ""
+    yield from _memory(plan)
+    yield ""
+    yield from _traffic(plan)
+    yield ""
+    yield "kernels"
+    yield from (f"  {name}: {reason}" for name, reason in figures.choices.items())
+    if plan.compiled:
+        yield from _program(plan.compiled)
+    yield ""
+    yield from verdict(plan)
+
+
+def verdict(plan: Plan) -> Iterator[str]:
+    """Whether it fits, by how much, and what else would."""
+    gpu, by = plan.estimate.gpu, "XLA" if plan.compiled else "arithmetic"
+    usable = f"{gib(usable_bytes(gpu))} GiB ({USABLE} of the {gib(gpu.memory_bytes)} of one {gpu.name})"
+    if plan.fits:
+        yield f"fits: {gib(plan.total_bytes)} GiB by {by} leave {gib(plan.margin_bytes)} of {usable}"
+    else:
+        yield f"does not fit: {gib(plan.total_bytes)} GiB by {by} are {gib(-plan.margin_bytes)} more than {usable}"
+    yield f"  not in these figures: {LEFT_OUT}"
+    if plan.fits:
+        return
+    if not plan.suggestions:
+        yield "  no other recompute, microbatch, mesh.ep or number of GPUs helps; take fewer or smaller experts, or a larger GPU"
+        return
+    yield "  nearest settings that fit:"
+    width = max(len(suggestion.words) for suggestion in plan.suggestions)
+    scale = plan.total_bytes / plan.estimate.total_bytes
+    for suggestion in plan.suggestions:
+        gpus = suggestion.config.mesh.num_devices
+        more = f" on {gpus:,} GPUs" if gpus != plan.config.mesh.num_devices else ""
+        yield f"    {suggestion.words:<{width}}  {gib(suggestion.total_bytes * scale)} GiB{more}"
+
+
+def _memory(plan: Plan) -> Iterator[str]:
+    """Arithmetic beside XLA, part by part."""
+    figures, compiled = plan.estimate, plan.compiled
+    rows: list[Sequence[str]] = [("memory of one GPU, GiB", "arithmetic", *(("XLA",) if compiled else ()))]
+    for name, size in figures.memory.items():
+        xla = ("",) if name in ARGUMENTS else (gib(compiled.roles.get(name, 0)),) if compiled else ()
+        if name not in ("counters", "router", "batch"):
+            rows.append((f"  {name}", gib(size), *(xla if compiled else ())))
+    small = sum(figures.memory[name] for name in ("counters", "router", "batch"))
+    rows.insert(3, ("  router, counters, batch", gib(small), *(("",) if compiled else ())))
+    if compiled:
+        arguments = sum(figures.memory[name] for name in ARGUMENTS)
+        own = figures.total_bytes - arguments
+        rows.insert(4, ("  what the step is given", gib(arguments), gib(compiled.argument_bytes)))
+        rows.append(("  what it holds beside that", gib(own), f"{gib(compiled.arena_bytes)}  {_difference(own, compiled.arena_bytes)}"))
+        rows.append(
+            ("  total", gib(figures.total_bytes), f"{gib(compiled.total_bytes)}  {_difference(figures.total_bytes, compiled.total_bytes)}")
+        )
+    else:
+        rows.append(("  total", gib(figures.total_bytes)))
+    yield from _aligned(rows)
+    if figures.dispatch_bytes:
+        yield f"  (of the working set, a layer's buffer for routed rows: {gib(figures.dispatch_bytes)})"
+    if figures.host_bytes:
+        yield f"  (and {gib(figures.host_bytes)} in pinned host memory)"
+
+
+def _difference(arithmetic: float, xla: float) -> str:
+    return f"({(arithmetic - xla) / xla:+.1%} by arithmetic)"
+
+
+def _traffic(plan: Plan) -> Iterator[str]:
+    """Each kind of collective: what it carries in a step, which links that takes, and XLA's count of the same."""
+    found = {tuple(line[:3]): line for line in plan.compiled.traffic} if plan.compiled else {}
+    title = ("traffic of a step, GiB", "axes", "dtype", "runs", "payload", "NVLink", "network", "at least")
+    rows: list[Sequence[str]] = [(*title, *(("XLA",) if plan.compiled else ()))]
+    for line, nvlink, network in plan.estimate.links:
+        size = nvlink, network
+        least = max(nvlink / plan.estimate.gpu.nvlink, network / plan.estimate.gpu.network)
+        row = (f"  {line.kind}", ",".join(line.axes), line.dtype, f"{line.times:,}", gib(line.payload), *map(gib, size), seconds(least))
+        xla = found.pop(tuple(line[:3]), None)
+        same = xla is not None and xla.payload == line.payload
+        note = "the same" if same else f"{gib(xla.payload)}" if xla else "none"
+        rows.append((*row, *((note,) if plan.compiled else ())))
+    rest = sum(line.payload for line in found.values())
+    yield from _aligned(rows, left=3)
+    if plan.compiled:
+        count = sum(line.times for line in found.values())
+        yield f"  XLA has {count:,} more small collectives (metrics, norms), {rest / 2**20:.2f} MiB together"
+
+
+def _program(compiled: Compiled) -> Iterator[str]:
+    yield "  in one step: " + ", ".join(f"{times:,} x {name}" for name, times in compiled.kernels.items())
+    yield f"  {compiled.conditionals} conditionals, {compiled.host_transfers} host transfers"
+    yield ""
+    yield f"compiled   lowered in {compiled.lower_s:.0f} s, compiled in {compiled.compile_s:.0f} s"
+    yield "  buffers above 1 % of what the step holds, GiB"
+    for size, array, part, source in compiled.buffers:
+        yield f"  {gib(size):>7}  {array:<28}  {part:<16}  {source[-70:]}"
+
+
+def _aligned(rows: Sequence[Sequence[str]], left: int = 1) -> Iterator[str]:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    for row in rows:
+        yield "  ".join(
+            f"{cell:<{w}}" if i < left else f"{cell:>{w}}" for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+
+
+def gib(size: float) -> str:
+    return f"{size / _GIB:,.2f}"
+
+
+def short(count: float) -> str:
+    """A count of parameters as people write it."""
+    return f"{count / 1e9:,.2f}B" if count >= 1e8 else f"{count / 1e6:.2f}M"
+
+
+def seconds(value: float) -> str:
+    return f"{value:.1f} s" if value >= 10 else f"{value * 1e3:,.0f} ms" if value < 1 else f"{value:.2f} s"
