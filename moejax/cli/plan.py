@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from moejax.plan import Plan
 
 
+PICTURES = (".png", ".pdf", ".svg")
+
+
 @dataclass(frozen=True, kw_only=True)
 class PlanOptions:
     gpu: str = ""
@@ -48,6 +51,10 @@ class PlanOptions:
     def __post_init__(self) -> None:
         if self.num_gpus is not None:
             at_least("num_gpus", self.num_gpus, 1)
+        if self.picture is not None:
+            path = Path(self.picture)
+            check(path.suffix in PICTURES, f"picture={path} is not a picture that can be drawn; end it in {' or '.join(PICTURES)}")
+            check(path.absolute().parent.is_dir(), f"picture={path} is to be in a directory that does not exist; make {path.parent} first")
 
 
 def run(words: Sequence[str]) -> int:

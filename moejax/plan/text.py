@@ -1,5 +1,7 @@
 """A plan as text for the console."""
 
+import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from moejax.plan.compiled import Compiled
@@ -108,7 +110,7 @@ def _traffic(plan: Plan) -> Iterator[str]:
         note = "the same" if same else f"{gib(xla.payload)}" if xla else "none"
         rows.append((*row, *((note,) if plan.compiled else ())))
     rest = sum(line.payload for line in found.values())
-    yield from _aligned(rows, left=3)
+    yield from _aligned(rows, left=(0, 1, 2))
     if plan.compiled:
         count = sum(line.times for line in found.values())
         yield f"  XLA has {count:,} more small collectives (metrics, norms), {rest / 2**20:.2f} MiB together"
@@ -120,16 +122,23 @@ def _program(compiled: Compiled) -> Iterator[str]:
     yield ""
     yield f"compiled   lowered in {compiled.lower_s:.0f} s, compiled in {compiled.compile_s:.0f} s"
     yield "  buffers above 1 % of what the step holds, GiB"
-    for size, array, part, source in compiled.buffers:
-        yield f"  {gib(size):>7}  {array:<28}  {part:<16}  {source[-70:]}"
+    counts = Counter((array, part, _place(source), size) for size, array, part, source in compiled.buffers)
+    rows = [(f"  {count} x", gib(size), array, part, place) for (array, part, place, size), count in counts.items()]
+    yield from _aligned(rows, left=(0, 2, 3, 4))
 
 
-def _aligned(rows: Sequence[Sequence[str]], left: int = 1) -> Iterator[str]:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+def _place(op_name: str) -> str:
+    """Where in the model a buffer is filled, without the words that loops and transformations add."""
+    steps = re.sub(r"\b(while/body|eval_jaxpr|microbatches|checkpoint|rematted_computation)\b/?", "", op_name).split("/")
+    return "/".join(dict.fromkeys(step for step in steps if step and not step.startswith("jit(") and step != "dynamic_update_slice"))
+
+
+def _aligned(rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> Iterator[str]:
+    """Rows as lines with columns of one width, those of `left` flush left."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))] if rows else []
     for row in rows:
-        yield "  ".join(
-            f"{cell:<{w}}" if i < left else f"{cell:>{w}}" for i, (cell, w) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
+        cells = (f"{cell:<{width}}" if i in left else f"{cell:>{width}}" for i, (cell, width) in enumerate(zip(row, widths, strict=True)))
+        yield "  ".join(cells).rstrip()
 
 
 def gib(size: float) -> str:

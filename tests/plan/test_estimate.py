@@ -1,0 +1,122 @@
+"""The arithmetic behind a plan: pipeline ranks, microbatches under way, wrong numbers of GPUs, refused kernels."""
+
+import dataclasses
+import math
+
+import pytest
+
+from moejax.config import MeshConfig
+from moejax.errors import ConfigError
+from moejax.plan.activations import offloaded_bytes, stages_under_way, temp_bytes
+from moejax.plan.estimate import check_count, estimate, memory_bytes
+from moejax.plan.formula import dispatch_buffer_bytes, local_parameters, rank_layers, step_traffic
+from moejax.train.flops import count_parameters
+from tests.plan.programs import eight_layers
+
+MIB = 2**20
+
+
+def piped(pp: int, virtual: int = 1, microbatches: int = 16, **model):
+    config = eight_layers(dp=1, ep=8, num_experts=64, microbatches=microbatches, **model)
+    return dataclasses.replace(config, mesh=MeshConfig(pp=pp, virtual_stages=virtual, ep=8))
+
+
+@pytest.mark.parametrize(("pp", "virtual", "layers"), [(1, 1, 7), (2, 1, 4), (7, 1, 1), (3, 2, 4), (2, 3, 6)])
+def test_stages_have_equally_many_blocks_and_hold_the_whole_model(pp, virtual, layers):
+    config = piped(pp, virtual)
+    assert rank_layers(config) == layers
+    blocks = sum(count for name, count, _ in local_parameters(config) if name.startswith("moe_blocks"))
+    ends = sum(count for name, count, _ in local_parameters(config) if not name.startswith("moe_blocks"))
+    whole = piped(1)
+    all_blocks = sum(count for name, count, _ in local_parameters(whole) if name.startswith("moe_blocks"))
+    assert blocks * 7 == all_blocks * layers
+    assert ends + all_blocks == sum(count for _, count, _ in local_parameters(whole))
+
+
+def test_the_ranks_of_a_mesh_hold_every_parameter_once():
+    """Counted over ep, where experts are split, the local parameters are those of the model."""
+    config = eight_layers(dp=1, ep=8, num_experts=64)
+    experts = sum(count for name, count, _ in local_parameters(config) if ".experts." in name)
+    others = sum(count for name, count, _ in local_parameters(config) if ".experts." not in name)
+    assert 8 * experts + others == count_parameters(config.model)[0]
+
+
+@pytest.mark.parametrize(
+    ("pp", "virtual", "microbatches", "most"),
+    [(1, 1, 16, 1), (4, 1, 16, 4), (4, 1, 2, 2), (2, 2, 16, 5), (4, 1, 4, 4), (2, 3, 1, 3), (3, 2, 16, 8)],
+)
+def test_p42_one_f_one_b_holds_no_more_microbatches_than_stages(pp, virtual, microbatches, most):
+    assert stages_under_way(piped(pp, virtual, microbatches)) == most
+
+
+def test_stages_hand_on_activations_and_gradients():
+    found = {(line.kind, line.axes): line for line in step_traffic(piped(2, 2, 4)) if line.axes == ("pp",)}
+    x = 8192 * 4096 * 2
+    assert found["collective-permute", ("pp",)].payload == x * 2 * 2 * 4
+    assert found["reduce-scatter", ("pp",)].payload == found["all-gather", ("pp",)].payload == x * 4
+
+
+def test_the_bubble_is_that_of_interleaved_1f1b():
+    config = piped(4, 1, 12)
+    figures = estimate(config, "b300")
+    assert figures.bubble == 3 / 15
+    assert estimate(piped(1), "b300").bubble == 0
+    assert figures.pending.keys() == {"mesh.pp=4"}
+
+
+def test_p23_the_dispatch_buffer_is_the_rows_and_room_for_tiles():
+    config = eight_layers(dp=1, ep=8, num_experts=64)
+    rows = 8192 * 4 * 1.25 + 8 * 127
+    assert dispatch_buffer_bytes(config) == math.ceil(rows / 128) * 128 * 4096 * 2
+    assert estimate(config, "b300").dispatch_bytes == dispatch_buffer_bytes(config)
+
+
+def test_a_smaller_microbatch_and_recompute_need_less_memory():
+    config = eight_layers(dp=1, ep=8, num_experts=64, microbatches=2)
+    smaller = dataclasses.replace(config, data=dataclasses.replace(config.data, seq_len=4096))
+    block = dataclasses.replace(config, model=dataclasses.replace(config.model, recompute="block"))
+    assert sum(temp_bytes(smaller).values()) < sum(temp_bytes(config).values())
+    assert sum(temp_bytes(block).values()) < sum(temp_bytes(config).values())
+    assert memory_bytes(config)["parameters"] == memory_bytes(smaller)["parameters"]
+
+
+def test_what_is_offloaded_waits_in_host_memory():
+    config = eight_layers(dp=1, ep=8, num_experts=64, recompute="offload")
+    assert offloaded_bytes(config) == 8 * 64 * MIB  # the input of each block
+    keep = dataclasses.replace(config.model, recompute_keep=("expert_out", "mlp_gate_up"))
+    assert offloaded_bytes(dataclasses.replace(config, model=keep)) == 7 * 256 * MIB + 8192 * 2 * 20_480 * 2
+    assert offloaded_bytes(eight_layers(dp=1, ep=8, num_experts=64)) == 0
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "words"),
+    [
+        (16, "num_gpus=16 is not mesh.dp=1 x mesh.ep=8 = 8; add --mesh.dp 2"),
+        (12, "has to be a multiple of 8"),
+        (4, "has to be a multiple of 8"),
+        (24, "add --mesh.dp 3 and a batch that splits evenly, such as --batch-size 48"),
+    ],
+)
+def test_another_number_of_gpus_is_refused_with_the_way_out(num_gpus, words):
+    config = dataclasses.replace(eight_layers(dp=1, ep=8, num_experts=64), batch_size=32)
+    with pytest.raises(ConfigError, match=words):
+        check_count(config, num_gpus)
+    check_count(config, 8)
+
+
+def test_a_config_that_the_gpu_cannot_take_is_refused():
+    config = eight_layers(dp=1, ep=8, num_experts=64)
+    with pytest.raises(ConfigError, match=r"gpu=h300 is not in the table"):
+        estimate(config, "h300")
+    floats = dataclasses.replace(config, model=dataclasses.replace(config.model, dtype="float32"))
+    with pytest.raises(ConfigError, match=r"model.dtype=float32.*use dtype bfloat16"):
+        estimate(floats, "h200")
+
+
+def test_kernels_are_chosen_for_the_gpu_that_is_planned():
+    chosen = estimate(eight_layers(dp=1, ep=8, num_experts=64), "b200").choices
+    assert chosen["model.moe.grouped_matmul"].startswith("mosaic, because 'NVIDIA B200'")
+    assert chosen["model.attention.implementation"].startswith("cudnn, because it runs on 'NVIDIA B200'")
+    assert chosen["model.moe.transport"] == "ragged, chosen by auto for 8 ranks of b200"
+    wide = estimate(eight_layers(dp=1, ep=64, num_experts=64), "b200").choices
+    assert "mesh.ep=64" in wide["warning 1"]
