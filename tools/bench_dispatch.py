@@ -14,6 +14,7 @@ import sys
 
 from moejax.config import MeshConfig
 from moejax.errors import ConfigError
+from moejax.parallel.expert.transports import TRANSPORTS
 from moejax.parallel.flags import set_cpu_devices
 
 
@@ -22,7 +23,7 @@ def main() -> None:
     parser.add_argument(
         "--transports",
         nargs="+",
-        choices=("gather", "dense", "ring", "ragged"),
+        choices=list(TRANSPORTS),
         help="others are compared with the first (default: all that run here)",
     )
     parser.add_argument("--tokens", type=int, default=8192, help="of a rank (default: %(default)s)")
@@ -45,11 +46,11 @@ def main() -> None:
     from moejax.plan.gpus import link_rate
 
     mesh = make_mesh(MeshConfig(ep=len(jax.devices())))
-    names = args.transports or ["gather", "dense", "ring", *(["ragged"] if jax.default_backend() != "cpu" else [])]
+    runs_here = [name for name, transport in TRANSPORTS.items() if transport.refusal(jax.default_backend(), mesh.size) is None]
     case = Case(args.tokens, args.embed_dim, args.top_k, args.experts, args.dtype)
     link = link_rate(jax.devices()[0].device_kind, hosts=jax.process_count())
     try:
-        lines = list(measure(case, names, mesh, link=link, repeats=args.repeats))
+        lines = list(measure(case, args.transports or runs_here, mesh, link=link, repeats=args.repeats))
     except (ConfigError, ValueError) as refusal:
         parser.error(str(refusal))
     for line in lines:

@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 
 from moejax.errors import ConfigError
+from moejax.train.flops import peak_flops
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,7 @@ class Gpu:
 
     device_kind: name under which JAX knows it. capability: CUDA compute capability. cores: streaming multiprocessors.
     matrix_ops: bf16 multiply-adds per clock of one of the four tensor cores of a multiprocessor; matrix_clock_ghz: their clock.
-    bf16_flops, fp8_flops: dense peak in FLOP/s. nvlink, network: bytes/s of one GPU in one direction.
+    fp8_flops: dense peak in FLOP/s. nvlink, network: bytes/s of one GPU in one direction.
     """
 
     name: str
@@ -30,10 +31,16 @@ class Gpu:
     clock_ghz: float
     matrix_clock_ghz: float
     matrix_ops: int
-    bf16_flops: float
     fp8_flops: float
     nvlink: float
     network: float
+
+    @property
+    def bf16_flops(self) -> float:
+        """Dense peak in FLOP/s, from the table that training reads."""
+        peak = peak_flops(self.device_kind)
+        assert peak is not None
+        return peak
 
     @property
     def arch(self) -> str:
@@ -48,7 +55,6 @@ _HOPPER = {
     "clock_ghz": 1.98,
     "matrix_clock_ghz": 1.8295201,
     "matrix_ops": 1024,
-    "bf16_flops": 0.989e15,
     "fp8_flops": 1.979e15,
     "nvlink": 450e9,
     "network": 50e9,
@@ -57,7 +63,6 @@ _BLACKWELL = {
     "clock_ghz": 1.965,
     "matrix_clock_ghz": 1.8353101,
     "matrix_ops": 2048,
-    "bf16_flops": 2.25e15,
     "fp8_flops": 4.5e15,
     "nvlink": 900e9,
 }
