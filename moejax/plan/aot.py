@@ -29,6 +29,15 @@ from moejax.train.state import abstract_state
 from moejax.train.step import abstract_batch, make_train_step
 
 
+_OPTIONS = {
+    # Above about three quarters of a GPU's memory XLA computes, and sends, results again to need less. This limit, in percent of the usual one, is
+    # never reached: a plan shall say what the step needs without that.
+    "xla_gpu_memory_limit_slop_factor": 1000,
+    # CUB's sort asks a GPU for the size of its scratch, or knows none; XLA's own sort does not.
+    "xla_gpu_enable_cub_radix_sort": False,
+}
+
+
 @dataclass(frozen=True)
 class Program:
     """A program compiled for GPUs, and what XLA says of it for one of them; bytes, seconds.
@@ -64,7 +73,7 @@ def compile_program(jitted: Any, mesh: Mesh, *args: Any) -> Program:
     lowered = jitted.lower(*args)
     middle = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        compiled = lowered.compile(compiler_options={"xla_dump_to": folder})
+        compiled = lowered.compile(compiler_options=_OPTIONS | {"xla_dump_to": folder})
         end = time.perf_counter()
         live_ranges, assignment = (_read(Path(folder), kind) for kind in ("live-range", "after_optimizations-buffer-assignment"))
     hlo, stats = Hlo(compiled.as_text()), compiled.memory_analysis()

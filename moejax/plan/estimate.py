@@ -15,6 +15,9 @@ from moejax.train.flops import count_parameters, flops_per_token
 USABLE = 0.9
 """Share of a GPU's memory that a plan may fill. XLA's figures, and this arithmetic, leave out the rest's users: see LEFT_OUT."""
 
+PREALLOCATED = 0.75
+"""Share of a GPU's memory that JAX hands out unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise."""
+
 LEFT_OUT = "the CUDA context, communication buffers (NCCL), workspaces of cuDNN and cuBLAS, code, fragmentation"
 
 ARGUMENTS = ("parameters", "optimizer", "router", "counters", "batch")

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from moejax.plan.compiled import Compiled
-from moejax.plan.estimate import ARGUMENTS, LEFT_OUT, USABLE, usable_bytes
+from moejax.plan.estimate import ARGUMENTS, LEFT_OUT, PREALLOCATED, USABLE, usable_bytes
 from moejax.plan.plan import Plan
 
 _GIB = 2**30
@@ -52,6 +52,8 @@ def verdict(plan: Plan) -> Iterator[str]:
         yield f"does not fit: {gib(plan.total_bytes)} GiB by {by} are {gib(-plan.margin_bytes)} more than {usable}"
     yield f"  not in these figures: {LEFT_OUT}"
     if plan.fits:
+        if plan.total_bytes > PREALLOCATED * gpu.memory_bytes:
+            yield f"  JAX hands out {PREALLOCATED} of a GPU's memory by default: train with XLA_PYTHON_CLIENT_MEM_FRACTION={USABLE}"
         return
     if not plan.suggestions:
         yield "  no other recompute, microbatch, mesh.ep or number of GPUs helps; take fewer or smaller experts, or a larger GPU"
