@@ -28,10 +28,9 @@ from moejax.plan.traffic import Collective, HostTransfer, collectives, host_tran
 from moejax.train.state import abstract_state
 from moejax.train.step import abstract_batch, make_train_step
 
-
 _OPTIONS = {
-    # Above about three quarters of a GPU's memory XLA computes, and sends, results again to need less. This limit, in percent of the usual one, is
-    # never reached: a plan shall say what the step needs without that.
+    # Above about three quarters of a GPU's memory XLA computes, and sends, results again to need less. This limit, in percent of the
+    # usual one, is never reached: a plan shall say what the step needs without that.
     "xla_gpu_memory_limit_slop_factor": 1000,
     # CUB's sort asks a GPU for the size of its scratch, or knows none; XLA's own sort does not.
     "xla_gpu_enable_cub_radix_sort": False,
