@@ -9,8 +9,8 @@ Most is in use when the backward pass enters the last MoE block of a microbatch:
 
 When the backward pass leaves the first block, all gradients are there and no activations.
 
-With pipeline stages the gradients are those of one stage, and a rank keeps the activations of as many (stage, microbatch) pairs as 1F1B,
-or interleaved 1F1B (Narayanan et al. 2021, arXiv:2104.04473), has under way on the first rank.
+With pipeline stages the gradients are those of one stage, and a rank keeps the activations of as many (stage, microbatch) pairs as (interleaved)
+1F1B has under way on the first rank, when every tick is a forward and a backward: the warm-up of Narayanan et al. 2021 (arXiv:2104.04473), and one.
 """
 
 from collections.abc import Iterable
@@ -73,8 +73,7 @@ def _blocks_kept(config: TrainConfig) -> tuple[int, int]:
 def stages_under_way(config: TrainConfig) -> int:
     """(Stage, microbatch) pairs on the first pipeline rank, at most, whose forward pass is done and whose backward pass is not."""
     pp, virtual = config.mesh.pp, config.mesh.virtual_stages
-    most = pp if virtual == 1 else 2 * (pp - 1) + (virtual - 1) * pp + 1
-    return min(most, virtual * config.microbatches)
+    return min(2 * (pp - 1) + (virtual - 1) * pp + 1, virtual * config.microbatches)
 
 
 def working_bytes(config: TrainConfig) -> int:
