@@ -9,8 +9,9 @@ Most is in use when the backward pass enters the last MoE block of a microbatch:
 
 When the backward pass leaves the first block, all gradients are there and no activations.
 
-With pipeline stages the gradients are those of one stage, and a rank keeps the activations of as many (stage, microbatch) pairs as (interleaved)
-1F1B has under way on the first rank, when every tick is a forward and a backward: the warm-up of Narayanan et al. 2021 (arXiv:2104.04473), and one.
+With pipeline stages the gradients are those of one stage, and a rank keeps the activations of as many (stage, microbatch) pairs as
+(interleaved) 1F1B has under way on the first rank, when every tick is a forward and a backward pass: the warm-up of Narayanan et al.
+2021 (arXiv:2104.04473), and one.
 """
 
 from collections.abc import Iterable
