@@ -8,11 +8,18 @@ from collections.abc import Sequence
 
 import moejax
 from moejax.cli import eval as eval_command
-from moejax.cli import generate, plan, show_config, train
+from moejax.cli import generate, plan, show_config, show_schedule, train
 from moejax.cli.words import first_line, shipped_configs
 from moejax.errors import ConfigError, DataError, MoejaxError
 
-COMMANDS = {"train": train, "plan": plan, "eval": eval_command, "generate": generate, "show-config": show_config}
+COMMANDS = {
+    "train": train,
+    "plan": plan,
+    "eval": eval_command,
+    "generate": generate,
+    "show-config": show_config,
+    "show-schedule": show_schedule,
+}
 
 _USAGE = """\
 moejax {version}: training of sparse mixture-of-experts language models in JAX
@@ -53,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
-        commands = "\n".join(f"  {name:<13}{first_line(command.__doc__).partition(':')[0]}" for name, command in COMMANDS.items())
+        commands = "\n".join(f"  {name:<15}{first_line(command.__doc__).partition(':')[0]}" for name, command in COMMANDS.items())
         print(_USAGE.format(version=moejax.__version__, commands=commands, configs=shipped_configs()), end="")
         return 0
     if words[0] == "--version":

@@ -28,16 +28,13 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from moejax.cli.words import split_subject
+from moejax.cli.words import check_picture, split_subject
 from moejax.config import load_config
 from moejax.config.check import at_least, check
 from moejax.config.overrides import apply_overrides
 
 if TYPE_CHECKING:
     from moejax.plan import Plan
-
-
-PICTURES = (".png", ".pdf", ".svg")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,10 +48,7 @@ class PlanOptions:
     def __post_init__(self) -> None:
         if self.num_gpus is not None:
             at_least("num_gpus", self.num_gpus, 1)
-        if self.picture is not None:
-            path = Path(self.picture)
-            check(path.suffix in PICTURES, f"picture={path} is not a picture that can be drawn; end it in {' or '.join(PICTURES)}")
-            check(path.absolute().parent.is_dir(), f"picture={path} is to be in a directory that does not exist; make {path.parent} first")
+        check_picture(self.picture)
 
 
 def run(words: Sequence[str]) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from moejax.config import CONFIG_FILE
+from moejax.config.check import check
 from moejax.config.load import config_folder, config_names
 from moejax.errors import ConfigError
 
@@ -14,6 +15,8 @@ RUNS = Path("runs")
 """Where runs are written unless run_dir says otherwise."""
 
 HELP = ("-h", "--help")
+
+_PICTURES = (".png", ".pdf", ".svg")
 
 HOW_TO_SET = "Settings are given as --name value, with - or _ between words; a switch without a value means True."
 
@@ -38,6 +41,15 @@ def find_run(name_or_path: str) -> Path:
     raise ConfigError(
         f"run {name_or_path} is not a directory with {CONFIG_FILE}; " + (f"did you mean {near[0]}? ({found})" if near else found)
     )
+
+
+def check_picture(name: str | None) -> None:
+    """Refuse a file that no picture can be drawn into, before anything long begins."""
+    if name is None:
+        return
+    path = Path(name)
+    check(path.suffix in _PICTURES, f"picture={path} is not a picture that can be drawn; end it in {' or '.join(_PICTURES)}")
+    check(path.absolute().parent.is_dir(), f"picture={path} is to be in a directory that does not exist; make {path.parent} first")
 
 
 def shipped_configs() -> str:

@@ -1,0 +1,5 @@
+"""One file for each schedule, and the table of them by name."""
+
+from moejax.parallel.pipeline.schedules.table import SCHEDULES, build
+
+__all__ = ["SCHEDULES", "build"]

@@ -1,0 +1,42 @@
+"""`moejax show-schedule` as people type it."""
+
+from pathlib import Path
+
+import pytest
+
+from moejax.cli.main import main
+
+
+def test_the_table_and_what_it_costs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show-schedule", "1f1b", "--ranks", "2", "--microbatches", "3"]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert out[0] == "1f1b: 2 ranks, 3 microbatches, 5 ticks"
+    assert out[3:5] == ["rank 0   F0   F1   F2B0 B1   B2", "rank 1   .    F0B0 F1B1 F2B2 ."]
+    assert "ranks wait 25.0% of the time in lock step; 25.0% if none waited for the others' tick; 25.0% by the formula" in out[6]
+    assert out[8] == "activations under way, rank by rank: 3, 1 microbatches"
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "interleaved", "v_shaped", "zero_bubble"])
+def test_every_schedule_is_shown_and_drawn(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    picture = tmp_path / "schedule.png"
+    assert main(["show-schedule", name, "--picture", str(picture)]) == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    out, err = capsys.readouterr()
+    assert out.startswith(f"{name}: 4 ranks")
+    assert str(picture) in err
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["1f2b"], "schedule=1f2b is not one of gpipe, 1f1b"),
+        (["1f1b", "--virtual-stages", "2"], "has one stage on each rank"),
+        (["v_shaped", "--virtual-stages", "1"], "has two stages on each rank"),
+        (["1f1b", "--ranks", "0"], "ranks=0 is below 1"),
+        (["1f1b", "--picture", "x.bmp"], "picture=x.bmp is not a picture"),
+        ([], "a schedule is missing; write it as in moejax show-schedule 1f1b"),
+    ],
+)
+def test_wrong_words_get_a_sentence(words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show-schedule", *words]) == 2
+    assert sentence in capsys.readouterr().err
