@@ -35,7 +35,8 @@ def test_every_table_keeps_the_rules(drawn):
         grid = schedule.grid(kind)
         assert grid.shape == (schedule.num_ticks, ranks, 2)
         assert (grid[:, :, 0] >= 0).sum() == ranks * virtual * microbatches
-    assert schedule.cost() >= schedule.free_running_cost() - 1e-6 >= 3 * microbatches - 1e-6
+    assert schedule.cost() > schedule.free_running_cost() - 1e-6
+    assert schedule.free_running_cost() > 3 * microbatches - 1e-6
     assert max(schedule.in_flight()) == schedule.num_residuals <= virtual * microbatches
 
 
