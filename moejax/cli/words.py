@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from moejax.config import CONFIG_FILE
+from moejax.config import CONFIG_FILE, load_config
 from moejax.config.check import check
 from moejax.config.load import config_folder, config_names
 from moejax.errors import ConfigError
@@ -53,12 +53,19 @@ def check_picture(name: str | None) -> None:
 
 
 def shipped_configs() -> str:
-    """One line for each shipped config: name and what it is."""
+    """One line for each shipped config: name and what it is; those that run on one device first, then by GPUs and size."""
     lines = []
-    for name in config_names():
+    for name in sorted(config_names(), key=_size):
         tree = ast.parse((config_folder() / f"{name}.py").read_bytes())
         lines.append(f"  {name:<18}{first_line(ast.get_docstring(tree))}")
     return "\n".join(lines)
+
+
+def _size(name: str) -> tuple[int, int, int]:
+    """What orders shipped configs: equal for those of one device, which stay in the order of their names."""
+    config = load_config(name)
+    gpus, moe = config.mesh.num_devices, config.model.moe
+    return (1, 0, 0) if gpus == 1 else (gpus, config.model.embed_dim, 0 if moe is None else moe.num_experts)
 
 
 def first_line(docstring: str | None) -> str:

@@ -24,7 +24,7 @@ def apply_overrides[T](config: T, words: Sequence[str]) -> T:
         return config
     arguments: list[str] = []
     for name, values in _split(words):
-        setting = _find(config, name)
+        setting = _find(config, name, values)
         if bool in options(setting.hint) and not values:
             values = ["True"]
         _check_values(setting, values)
@@ -61,12 +61,15 @@ def _split(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
         yield name.replace("-", "_"), ([value] if equals else []) + list(words[start + 1 : end])
 
 
-def _find(config: Any, name: str) -> Setting:
-    """Return the setting of that name, or explain why there is none."""
+def _find(config: Any, name: str, values: list[str]) -> Setting:
+    """Return the setting of that name, or explain why there is none. values: what is to be set, for the explanation."""
     known = {setting.name: setting for setting in settings(config)}
     possible = list(possible_names(type(config)))
     members = [other for other in possible if other.startswith(f"{name}.")]
     if members:
+        meant = [other for other in members if other in known and values and values[0] in choices(known[other].hint)]
+        if meant:
+            raise ConfigError(f"{name} is a group of settings; did you mean {_option(meant[0])} {values[0]}?")
         raise ConfigError(f"{name} is a group of settings; set its members, such as {_option(members[0])}, or change it in the config file")
     if name in known:
         return known[name]

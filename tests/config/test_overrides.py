@@ -92,6 +92,10 @@ def test_broken_rule_is_the_configs_own_sentence() -> None:
             ["--model.moe", "None"],
             "model.moe is a group of settings; set its members, such as --model.moe.num-experts, or change it in the config file",
         ),
+        (
+            ["--data", "synthetic"],
+            "data is a group of settings; did you mean --data.source synthetic?",
+        ),
     ],
 )
 def test_unknown_names_and_wrong_values_are_refused_in_one_sentence(words: list[str], message: str) -> None:
@@ -114,7 +118,7 @@ def test_p33_misspelled_enums_are_refused() -> None:
             with pytest.raises(ConfigError) as caught:
                 change(BASE, {setting.name: typo})
             assert str(caught.value) == expected
-    assert len(names) == 15
+    assert len(names) == 16
 
 
 def test_help_tells_meaning_and_value_of_every_setting(capsys: pytest.CaptureFixture[str]) -> None:

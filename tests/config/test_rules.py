@@ -148,6 +148,17 @@ OPTIM = [
 ]
 
 RUN = [
+    below("mesh.pp", 0, 1),
+    below("mesh.virtual_stages", 0, 1),
+    ({"mesh.virtual_stages": 2}, "mesh.virtual_stages=2 splits pipeline ranks, but mesh.pp=1; set mesh.virtual_stages=1"),
+    (
+        {"mesh.pp": 2, "mesh.virtual_stages": 2},
+        "mesh.pp=2 x mesh.virtual_stages=2 = 4 stages need a MoE block each, but the model has 2; use fewer stages",
+    ),
+    (
+        {"mesh.pp": 2, "mesh.weights": "fsdp"},
+        "mesh.weights=fsdp would gather weights in every tick of a pipeline; use resident or mesh.pp=1",
+    ),
     below("mesh.dp", 0, 1),
     below("mesh.ep", 0, 1),
     misspelled("mesh.weights", "fsdp2", "resident, fsdp", "fsdp"),
@@ -194,6 +205,7 @@ ENUMS = [
     misspelled("model.moe.grouped_matmul", "cpus", "auto, reference, cpu, mosaic", "cpu"),
     misspelled("model.norm_placement", "perry", "pre, post, peri", "peri"),
     misspelled("model.dtype", "bf16loat", "float32, bfloat16", "bfloat16"),
+    misspelled("model.precision", "mxfp4", "plain, mxfp8", "mxfp8"),
     misspelled("model.recompute", "blocks", "none, block, selective, offload", "block"),
     (
         {"model.recompute_keep": ("qkv",), "model.recompute": "block"},
@@ -209,7 +221,7 @@ ENUMS = [
         "model.recompute_keep=('mlp_gate_up',) holds 'mlp_gate_up', but this model has none; its results are block_in, qkv, attention, "
         "expert_rows, expert_gate_up, expert_out, shared_gate_up",
     ),
-    misspelled("data.source", "file", "shakespeare, files", "files"),
+    misspelled("data.source", "file", "shakespeare, files, synthetic", "files"),
     misspelled("data.token_dtype", "uint24", "uint8, uint16, uint32, uint64", "uint64"),
     misspelled("optim.schedule.kind", "cosin", "cosine, wsd, constant", "cosine"),
     misspelled("resume", "change", "auto, changed, never", "changed"),
