@@ -1,4 +1,4 @@
-"""Where tokens come from: the shipped plays, or your own token files."""
+"""Where tokens come from: the shipped plays, your own token files, or nowhere."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import UInt16
 
 from moejax.config import TrainConfig
+from moejax.data.synthetic import SyntheticTokens
 from moejax.data.token_files import TokenFiles, open_token_files
 from moejax.data.tokenizer import ByteTokenizer
 from moejax.errors import DataError
@@ -18,7 +19,7 @@ _CORPUS = Path(__file__).parent / "corpus"
 class Source:
     name: str
     """What the user reads about it."""
-    tokens: TokenFiles | UInt16[np.ndarray, " T"]
+    tokens: TokenFiles | SyntheticTokens | UInt16[np.ndarray, " T"]
     """All ids in order: anything with a length whose slices are arrays of ids below model.vocab_size."""
     eos_id: int | None
     """The id that ends a document."""
@@ -41,6 +42,9 @@ def open_source(config: TrainConfig) -> Source:
             _check_eos(config.data.eos_id, config.model.vocab_size)
             files = open_token_files(config.data.paths, config.data.token_dtype, config.model.vocab_size)
             return Source(name=f"{len(files.files)} token file(s)", tokens=files, eos_id=config.data.eos_id, tokenizer=None)
+        case "synthetic":
+            made_up = SyntheticTokens(config.model.vocab_size)
+            return Source(name="synthetic", tokens=made_up, eos_id=made_up.eos_id, tokenizer=None)
 
 
 def load_plays() -> list[bytes]:

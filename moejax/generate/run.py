@@ -38,7 +38,10 @@ def run_generate(
     config = dataclasses.replace(on_any_device(read_config(run_dir)), mesh=MeshConfig())
     tokenizer = open_data(config).tokenizer
     if tokenizer is None:
-        raise ConfigError(f"data.source={config.data.source} gives token ids without a tokenizer, so a text prompt cannot be read")
+        raise ConfigError(
+            f"data.source={config.data.source} gives token ids without a tokenizer, so a text prompt cannot be read; "
+            "only runs with data.source=shakespeare have one"
+        )
     mesh = make_mesh(config.mesh)
     params, router, _ = restore_parameters(config, mesh, run_dir, step)
     sampler = make_sampler(config, mesh, max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p)
