@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from moejax.cli.words import HOW_TO_SET, find_run, split_subject
+from moejax.cli.words import HOW_TO_SET, find_run, split_subject, warn_of_reference
 from moejax.config import EvalConfig, MeshConfig, read_config
 from moejax.config.overrides import apply_overrides, print_help
 
@@ -48,6 +48,7 @@ def run(words: Sequence[str]) -> int:
     if wants_help:
         print_help(options, prog=f"moejax eval {name}", description=f"Evaluate the run in {run_dir} on held-out text.\n\n{HOW_TO_SET}")
         return 0
+    warn_of_reference(trained)
     settings: EvalConfig = dataclasses.replace(trained.eval, **dataclasses.asdict(options.eval))
     from moejax.parallel.flags import require_devices, set_cpu_devices
     from moejax.parallel.host_memory import keep_freed_memory

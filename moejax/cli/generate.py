@@ -10,7 +10,8 @@ RUN is a run directory, or its name below runs/. The newest checkpoint is taken 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from moejax.cli.words import HOW_TO_SET, find_run, split_subject
+from moejax.cli.words import HOW_TO_SET, find_run, split_subject, warn_of_reference
+from moejax.config import read_config
 from moejax.config.check import at_least, check
 from moejax.config.overrides import apply_overrides, print_help
 
@@ -49,6 +50,7 @@ def run(words: Sequence[str]) -> int:
         return 0
     run_dir = find_run(name)
     check(bool(options.prompt), 'prompt is not given; say what to continue, as in --prompt "ROMEO:"')
+    warn_of_reference(read_config(run_dir))
     from moejax.generate import run_generate
 
     texts = run_generate(

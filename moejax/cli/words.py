@@ -3,10 +3,11 @@
 import ast
 import difflib
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from moejax.config import CONFIG_FILE, load_config
+from moejax.config import CONFIG_FILE, SYSTEM_REFERENCE, TrainConfig, load_config
 from moejax.config.check import check
 from moejax.config.load import config_folder, config_names
 from moejax.errors import ConfigError
@@ -41,6 +42,12 @@ def find_run(name_or_path: str) -> Path:
     raise ConfigError(
         f"run {name_or_path} is not a directory with {CONFIG_FILE}; " + (f"did you mean {near[0]}? ({found})" if near else found)
     )
+
+
+def warn_of_reference(config: TrainConfig) -> None:
+    """Say on stderr that results of a run with fixed routes are no results of a model."""
+    if config.model.is_system_reference:
+        print(f"warning: {SYSTEM_REFERENCE}", file=sys.stderr)
 
 
 def check_picture(name: str | None) -> None:

@@ -1,7 +1,7 @@
 """Settings of a run as frozen dataclasses. Importing this needs only the standard library."""
 
 from moejax.config.load import load_config
-from moejax.config.model import RESIDUALS, AttentionConfig, ModelConfig, MoEConfig, RouterConfig
+from moejax.config.model import RESIDUALS, SYSTEM_REFERENCE, AttentionConfig, ModelConfig, MoEConfig, RouterConfig
 from moejax.config.pending import pending, refuse_pending
 from moejax.config.resolved import CONFIG_FILE, differences, from_dict, from_json, read_config, to_dict, to_json
 from moejax.config.train import (
@@ -18,6 +18,7 @@ from moejax.config.train import (
 __all__ = [
     "CONFIG_FILE",
     "RESIDUALS",
+    "SYSTEM_REFERENCE",
     "AttentionConfig",
     "CheckpointConfig",
     "DataConfig",

@@ -8,6 +8,12 @@ from moejax.config.check import at_least, check, divides, one_of
 RESIDUALS = ("block_in", "qkv", "attention", "expert_rows", "expert_gate_up", "expert_out", "shared_gate_up", "mlp_gate_up")
 """Names of the results inside a block that model.recompute_keep may keep, in the order in which they are made."""
 
+SYSTEM_REFERENCE = (
+    "model.moe.router.assignment=random or uniform: the router is not trained, so this run is a system reference; "
+    "it is no scaling curve, no measure of model quality and no time to quality"
+)
+"""What holds for every run whose routes are not learned, whatever its loss."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionConfig:
@@ -58,7 +64,7 @@ class RouterConfig:
     gating: Literal["softmax", "sigmoid", "topk_softmax"] = "softmax"
     """How logits become scores. topk_softmax: choose by logit, then softmax over the chosen."""
     assignment: Literal["learned", "uniform", "random"] = "learned"
-    """learned: by score. uniform, random: fixed routes for benchmarks; says nothing about model quality."""
+    """learned: by score. uniform, random: fixed routes for benchmarks; such a run is a system reference and says nothing about quality."""
     normalize: float | None = 1.0
     """Divide the chosen weights of a token by their p-norm of this order. None: leave them as they are."""
     restore_scale: bool = False
@@ -263,6 +269,11 @@ class ModelConfig:
     @property
     def head_dim(self) -> int:
         return self.attention.head_dim or self.embed_dim // self.attention.num_heads
+
+    @property
+    def is_system_reference(self) -> bool:
+        """Whether runs of this model fall under SYSTEM_REFERENCE."""
+        return self.moe is not None and self.moe.router.assignment != "learned"
 
     @property
     def num_moe_layers(self) -> int:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from moejax import checkpoint
-from moejax.config import ModelConfig, MoEConfig, TrainConfig, to_dict
+from moejax.config import SYSTEM_REFERENCE, ModelConfig, MoEConfig, TrainConfig, to_dict
 from moejax.config.check import check
 from moejax.data import Dataset, Prefetch, open_data
 from moejax.errors import TrainingError
@@ -286,6 +286,8 @@ def _describe(config: TrainConfig, mesh: Mesh, dataset: Dataset) -> list[str]:
     ]
     if model.moe is not None:
         lines.insert(2, _describe_experts(model, model.moe, config.mesh.ep))
+    if model.is_system_reference:
+        lines.append(f"warning    {SYSTEM_REFERENCE}")
     return lines
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from moejax.cli.main import main
-from moejax.config import CONFIG_FILE, EvalConfig, MeshConfig, from_json, load_config, to_json
+from moejax.config import CONFIG_FILE, SYSTEM_REFERENCE, EvalConfig, MeshConfig, from_json, load_config, to_json
 
 Calls = list[dict[str, Any]]
 
@@ -67,6 +67,19 @@ def test_eval_prints_results(run_dir: Path, monkeypatch: pytest.MonkeyPatch, cap
     replaced(monkeypatch, "moejax.eval", "run_eval", {"eval/loss": 1.5, "eval/tokens": 512})
     assert main(["eval", "tiny_cpu"]) == 0
     assert capsys.readouterr().out.splitlines()[1:] == ["eval/loss    1.5000", "eval/tokens  512"]
+
+
+@pytest.mark.parametrize("assignment", ["learned", "uniform", "random"])
+def test_eval_and_generate_warn_of_a_run_whose_routes_are_not_learned(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], assignment: str
+) -> None:
+    replaced(monkeypatch, "moejax.eval", "run_eval", {"eval/loss": 1.5})
+    replaced(monkeypatch, "moejax.generate", "run_generate", ["ROMEO: hark"])
+    (run_dir / CONFIG_FILE).write_text(to_json(load_config("tiny_cpu", ["--model.moe.router.assignment", assignment])))
+    expected = "" if assignment == "learned" else f"warning: {SYSTEM_REFERENCE}\n"
+    for words in (["eval", "tiny_cpu"], ["generate", "tiny_cpu", "--prompt", "ROMEO:"]):
+        assert main(words) == 0
+        assert capsys.readouterr().err == expected
 
 
 def test_eval_has_no_setting_that_does_nothing(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,12 +10,13 @@ import jax
 import pytest
 
 from moejax.checkpoint import committed_steps, read_manifest
-from moejax.config import EvalConfig, LogConfig, read_config
+from moejax.config import SYSTEM_REFERENCE, EvalConfig, LogConfig, read_config
 from moejax.data import Dataset
 from moejax.errors import CheckpointError, ConfigError, TrainingError
 from moejax.train import loop
 from moejax.train.metrics import read_records
 from moejax.train.run_dir import run_path
+from tests.config.change import change
 from tests.train.fakes import fake_config, install
 
 
@@ -61,6 +62,14 @@ def test_a_run_leaves_checkpoints_metrics_settings_and_a_picture(config, monkeyp
         "--steps 24",
     ):
         assert words in out
+
+
+@pytest.mark.parametrize("assignment", ["learned", "uniform", "random"])
+def test_a_run_whose_routes_are_not_learned_begins_with_a_warning(config, monkeypatch, capsys, assignment):
+    install(monkeypatch.setattr)
+    loop.train(change(config, {"model.moe.router.assignment": assignment}))
+    out = capsys.readouterr().out
+    assert (f"warning    {SYSTEM_REFERENCE}\n" in out) == (assignment != "learned")
 
 
 def test_a_run_resumed_after_the_last_checkpoint_was_lost_repeats_the_same_steps(config, monkeypatch, tmp_path):
