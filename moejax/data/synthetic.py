@@ -6,7 +6,7 @@
 
 * One place in 512, anywhere, ends a document: lengths are geometric.
 * The other tokens follow Zipf's law in steps. Ids lie in octaves, 2^k - 1 up to 2^(k+1) - 2; all octaves are equally likely (the last one
-  as far as the vocabulary fills it), and so are all ids of an octave. All arithmetic is on whole numbers: every machine makes the same tokens.
+  as far as the vocabulary fills it), and so are all ids of an octave. All of it is whole numbers: every machine makes the same tokens.
 * A quarter of the tokens repeat the one before, moved to the next id of its octave. So the loss can fall below the unigram entropy; and as
   moves inside an octave leave frequencies as they are, that entropy is known exactly.
 """
