@@ -100,9 +100,7 @@ def _progress(options: PlanOptions, is_compilable: bool) -> Generator[Callable[[
     if not options.compile:
         yield lambda text: None
     elif not is_compilable:
-        console.print(
-            "nothing is compiled: pipeline stages cannot run yet, so there is no step to compile; the figures are arithmetic alone"
-        )
+        console.print("nothing is compiled: there is no step yet for what cannot run; the figures are arithmetic alone")
         yield lambda text: None
     else:
         if not console.is_terminal:

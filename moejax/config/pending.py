@@ -7,8 +7,12 @@ from moejax.errors import ConfigError
 def pending(config: TrainConfig) -> dict[str, str]:
     """Each such setting of a config as it is typed, and what a plan counts instead of it."""
     found = {}
-    if config.mesh.pp > 1:
-        found[f"mesh.pp={config.mesh.pp}"] = "counted by the rules of the design: blocks split over stages, the rest replicated over pp"
+    if config.mesh.virtual_stages > 1:
+        found[f"mesh.virtual_stages={config.mesh.virtual_stages}"] = "counted by the rules of the design: blocks split over stages"
+    if config.mesh.pp > 1 and config.model.num_moe_layers % config.mesh.pp:
+        found[f"mesh.pp={config.mesh.pp} for {config.model.num_moe_layers} MoE blocks"] = "counted as stages filled up with empty blocks"
+    if config.mesh.pp > 1 and config.mesh.schedule in ("v_shaped", "zero_bubble"):
+        found[f"mesh.schedule={config.mesh.schedule}"] = "counted as 1f1b"
     if config.model.precision == "mxfp8":
         found["model.precision=mxfp8"] = (
             "counted as plain bfloat16: rows between GPUs are 33/64 of that in MXFP8, and weights have MXFP8 copies"
@@ -25,5 +29,5 @@ def refuse_pending(config: TrainConfig) -> None:
     if found := pending(config):
         raise ConfigError(
             f"{' and '.join(found)} can be planned (moejax plan) but not run yet; "
-            "use --mesh.pp 1 --mesh.virtual-stages 1 --model.precision plain, or a smaller reference config"
+            "use --mesh.virtual-stages 1 with a mesh.pp that divides the MoE blocks, and --model.precision plain"
         )

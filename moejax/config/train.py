@@ -11,9 +11,11 @@ from moejax.config.model import ModelConfig
 @dataclass(frozen=True, kw_only=True)
 class MeshConfig:
     pp: int = 1
-    """Pipeline stages (outermost axis): each holds a part of the MoE blocks. More than 1 can be planned, not trained yet."""
+    """Pipeline stages (outermost axis): each holds an equal part of the MoE blocks."""
     virtual_stages: int = 1
     """Parts of the model on each pipeline rank; 2 or more interleave them, for a smaller bubble. Needs mesh.pp > 1."""
+    schedule: str = "auto"
+    """Order of pipeline passes: gpipe, 1f1b, interleaved, v_shaped, zero_bubble. auto: 1f1b, or interleaved if virtual_stages > 1."""
     dp: int = 1
     """Data-parallel replicas of the experts."""
     ep: int = 1
@@ -38,6 +40,11 @@ class MeshConfig:
     def data_ranks(self) -> int:
         """Parts that the sequences of a microbatch are split into."""
         return self.dp * self.ep
+
+    @property
+    def schedule_name(self) -> str:
+        """The schedule behind auto."""
+        return self.schedule if self.schedule != "auto" else "1f1b" if self.virtual_stages == 1 else "interleaved"
 
     @property
     def words(self) -> str:

@@ -28,9 +28,9 @@ class ParamSpec:
     std: float
     dtype: Literal["float32"] | None
 
-    def stacked(self, layers: int) -> "ParamSpec":
-        """The same parameter for a stack of layers, with a leading layer dim."""
-        return replace(self, shape=(layers, *self.shape), logical_axes=("layer", *self.logical_axes))
+    def stacked(self, layers: int, axis: str) -> "ParamSpec":
+        """The same parameter for a stack of layers, with a leading dim of this logical name."""
+        return replace(self, shape=(layers, *self.shape), logical_axes=(axis, *self.logical_axes))
 
 
 @dataclass(frozen=True)

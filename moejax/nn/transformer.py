@@ -10,6 +10,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from moejax.config import ModelConfig
+from moejax.errors import ConfigError
 from moejax.nn.attention import Cache, choose_attention
 from moejax.nn.block import Block, Layer
 from moejax.nn.ends import Embedding, Head
@@ -21,6 +22,10 @@ from moejax.nn.tokens import Tokens
 
 STACKS = ("dense_blocks", "moe_blocks")
 """Parts of the parameters that are stacked over layers, in the order in which they run."""
+
+
+_STACK_AXIS = {"dense_blocks": "layer", "moe_blocks": "stage"}
+"""Logical name of a stack's leading dim: MoE blocks are split over pipeline stages."""
 
 
 class Output(NamedTuple):
@@ -54,7 +59,7 @@ class Transformer:
         """Declarations of all parameters, ParamSpec leaves with global shapes."""
         ends = {name: template.specs for name, template in self._ends.items()}
         stacks = {
-            name: jax.tree.map(lambda spec, n=count: spec.stacked(n), template.specs, is_leaf=is_spec)
+            name: jax.tree.map(lambda spec, n=count, axis=_STACK_AXIS[name]: spec.stacked(n, axis), template.specs, is_leaf=is_spec)
             for name, (template, count) in self._stacks.items()
         }
         return ends | stacks
@@ -82,33 +87,60 @@ class Transformer:
             caches: for each stack, keys and values stacked over layers.
             max_window: no layer attends further back than this many tokens.
         """
-        kernel = "xla" if caches is not None else choose_attention(self.config).name
-        first, moe_stats, new_caches = 0, None, {}
-        for name, (template, count) in self._stacks.items():
-            layers = Layer(jnp.arange(first, first + count, dtype=jnp.int32), router["bias"] if name == "moe_blocks" else None)
-            windows = tuple(self._window(layer, max_window) for layer in range(first, first + count))
-
-            def block(x, read, layer, window, cache, name=name, template=template):
-                module = template.bind(self._gather(name, read()))
-                x, stats, cache = module(x, tokens, layer, window, dropless=dropless, kernel=kernel, cache=cache)
-                return x, (stats, cache)
-
+        moe_stats, new_caches = None, {}
+        for name in self._stacks:
             cache = None if caches is None else caches[name]
-            with jax.named_scope(name):
-                scan = self._scan if kernel == "xla" else self._scan_static
-                x, (stats, new_caches[name]) = scan(block, x, params[name], layers, windows, cache)
+            run = self.stack(name, params[name], router, x, tokens, dropless=dropless, cache=cache, max_window=max_window)
+            x, stats, new_caches[name] = run
             moe_stats = stats if name == "moe_blocks" else moe_stats
-            first += count
         return x, moe_stats, None if caches is None else new_caches
+
+    def stack(
+        self,
+        name: str,
+        arrays: dict,
+        router: dict,
+        x: Float[Array, "B T D"],
+        tokens: Tokens,
+        *,
+        dropless: bool,
+        skipped: Int[Array, ""] | int = 0,
+        cache: Cache | None = None,
+        max_window: int | None = None,
+    ) -> tuple[Float[Array, "B T D"], MoEStats | None, Cache | None]:
+        """Run the blocks of one stack, or those of them that are here.
+
+        Args:
+            name: one of STACKS. arrays: its parameters.
+            router: {"bias": float32 [blocks here, E]} for MoE blocks.
+            skipped: blocks of the stack that come before those in `arrays`, on other pipeline ranks.
+        """
+        template, count = self._stacks[name][0], len(jax.tree.leaves(arrays)[0])
+        kernel = "xla" if cache is not None else choose_attention(self.config).name
+        first = self._first(name) + skipped
+        layers = Layer(first + jnp.arange(count, dtype=jnp.int32), router["bias"] if name == "moe_blocks" else None)
+
+        def block(x, read, layer, window, cache):
+            module = template.bind(self._gather(name, read()))
+            x, stats, cache = module(x, tokens, layer, window, dropless=dropless, kernel=kernel, cache=cache)
+            return x, (stats, cache)
+
+        with jax.named_scope(name):
+            scan = self._scan if kernel == "xla" else self._scan_static
+            x, (stats, cache) = scan(block, x, arrays, layers, self._windows(name, skipped, count, max_window), cache)
+        return x, stats, cache
 
     def loss(
         self, params: dict, router: dict, ids: Int[Array, "B T"], labels: Int[Array, "B T"], tokens: Tokens, *, dropless: bool
     ) -> Output:
         """Loss sums of one microbatch."""
         x, stats, _ = self.blocks(params, router, self.embed(params, ids), tokens, dropless=dropless)
+        return Output(*self.head_loss(params, x, labels), stats)
+
+    def head_loss(self, params: dict, x: Float[Array, "B T D"], labels: Int[Array, "B T"]) -> tuple[Float[Array, ""], Float[Array, ""]]:
+        """Sums over labelled places of the negative log likelihood, and of logsumexp^2."""
         with jax.named_scope("head"):
-            loss_sum, z_sum = self._end("head", params).loss(x, labels, self._tied(params))
-        return Output(loss_sum, z_sum, stats)
+            return self._end("head", params).loss(x, labels, self._tied(params))
 
     def logits(self, params: dict, x: Float[Array, "*batch D"]) -> Float[Array, "*batch V"]:
         """Float32 logits from the last block's output."""
@@ -134,10 +166,15 @@ class Transformer:
 
         if cache is None:
             run = recomputed(run, self.config, num_layers=len(windows), is_gathered=self._is_gathered)
-        return lax.scan(run, x, (stack, layers, jnp.array(windows, jnp.int32), cache))
+        return lax.scan(run, x, (stack, layers, jnp.asarray(windows, jnp.int32), cache))
 
     def _scan_static(self, block, x, stack, layers, windows, cache):
         """As few loops as windows that the kernel must know allow."""
+        if not isinstance(windows, tuple):
+            raise ConfigError(
+                f"model.attention.window_pattern={self.config.attention.window_pattern} gives pipeline stages different windows, which "
+                "model.attention.implementation=cudnn cannot have in one program; use xla, one window, or mesh.pp=1"
+            )
         windows = tuple(window if window < x.shape[1] else -1 for window in windows)
         is_read_again = self._is_gathered or len(set(windows)) > 1
 
@@ -145,6 +182,18 @@ class Transformer:
             return recomputed(partial(block, window=window, cache=cache), self.config, num_layers=repeats, is_gathered=is_read_again)
 
         return scan_segments(make_block, x, stack, layers, windows)
+
+    def _first(self, name: str) -> int:
+        """Depth of a stack's first block."""
+        return 0 if name == "dense_blocks" else self.config.num_dense_layers
+
+    def _windows(self, name: str, skipped: Array | int, count: int, max_window: int | None) -> tuple[int, ...] | Array:
+        """Window of each block here: numbers, or an array if they depend on the pipeline rank."""
+        first, whole = self._first(name), self._stacks[name][1]
+        windows = tuple(self._window(layer, max_window) for layer in range(first, first + whole))
+        if isinstance(skipped, int):
+            return windows[skipped : skipped + count]
+        return windows[:count] if len(set(windows)) == 1 else lax.dynamic_slice_in_dim(jnp.array(windows, jnp.int32), skipped, count)
 
     def _window(self, layer: int, max_window: int | None) -> int:
         """Window of a layer in tokens, -1 for full attention."""

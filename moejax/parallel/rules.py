@@ -12,8 +12,8 @@ from typing import Literal
 
 from jax.sharding import PartitionSpec as P
 
-_LOGICAL_TO_MESH = {"expert": "ep"}
-_STACK_DIMS = ("layer", "expert")
+_LOGICAL_TO_MESH = {"expert": "ep", "stage": "pp"}
+_STACK_DIMS = ("layer", "stage", "expert")
 _SMALL_BYTES = 64 * 1024
 
 
@@ -50,11 +50,11 @@ def make_rule(
 ) -> Rule:
     """The rule of one leaf.
 
-    The state is sharded on the first dim that divides: stack dims (layer, expert) first, and the other dims only for
+    The state is sharded on the first dim that divides: stack dims (layer, stage, expert) first, and the other dims only for
     optimizers that work element by element. A leaf below 64 KiB, or with no such dim, keeps its state replicated.
     With fsdp the parameter is sharded like its state, never on the layer dim, since every rank needs a part of each layer.
     """
-    entries: list[tuple[str, ...]] = [(_LOGICAL_TO_MESH[name],) if name in _LOGICAL_TO_MESH else () for name in logical_axes]
+    entries: list[tuple[str, ...]] = [_named(name, mesh_shape) for name in logical_axes]
     named = {axis for entry in entries for axis in entry}
     axes = tuple(axis for axis, size in mesh_shape.items() if axis not in named and size > 1)
     count = math.prod(mesh_shape[axis] for axis in axes)
@@ -69,6 +69,12 @@ def make_rule(
     entries[dims[0]] = entries[dims[0]] + axes
     state = _spec(entries)
     return Rule(axes, dims[0], param if weights == "resident" else state, state, 1)
+
+
+def _named(logical: str, mesh_shape: Mapping[str, int]) -> tuple[str, ...]:
+    """The mesh axis that splits a logical one. Stages are not named on a mesh that has one."""
+    axis = _LOGICAL_TO_MESH.get(logical)
+    return () if axis is None or (axis == "pp" and mesh_shape.get("pp", 1) == 1) else (axis,)
 
 
 def _spec(entries: list[tuple[str, ...]]) -> P:

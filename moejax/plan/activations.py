@@ -9,9 +9,9 @@ Most is in use when the backward pass enters the last MoE block of a microbatch:
 
 When the backward pass leaves the first block, all gradients are there and no activations.
 
-With pipeline stages the gradients are those of one stage, and a rank keeps the activations of as many (stage, microbatch) pairs as
-(interleaved) 1F1B has under way on the first rank, when every tick is a forward and a backward pass: the warm-up of Narayanan et al.
-2021 (arXiv:2104.04473), and one.
+With pipeline stages the gradients are those of one stage, and the activations those of one stage, which is computed again for its backward
+pass. Beside them wait inputs of stages: as many as (interleaved) 1F1B has under way on the first rank when every tick is a forward and a
+backward pass, which is the warm-up of Narayanan et al. 2021 (arXiv:2104.04473) and one; and the rings of the prologue.
 """
 
 from collections.abc import Iterable
@@ -36,10 +36,10 @@ def temp_bytes(config: TrainConfig) -> dict[str, int]:
 
 
 def kept_bytes(config: TrainConfig) -> int:
-    """What all blocks keep on the device for the backward pass: of one microbatch, or of all that are under way in a pipeline."""
+    """What all blocks keep on the device for the backward pass, of one microbatch, and what waits between pipeline stages."""
     model, named = config.model, named_bytes(config)
     names = {"none": tuple(named), "offload": ()}.get(model.recompute, ("block_in", *model.kept_residuals))
-    kept = _in_all_blocks(config, names)
+    kept = _in_all_blocks(config, names) + waiting_inputs(config) * named["block_in"]
     if model.recompute == "none":
         # Beside the named results: hidden activations, arguments of norms, the middle of the block.
         dense, moe = _blocks_kept(config)
@@ -63,18 +63,20 @@ def _in_all_blocks(config: TrainConfig, names: Iterable[str]) -> int:
 
 
 def _blocks_kept(config: TrainConfig) -> tuple[int, int]:
-    """Dense and MoE blocks whose activations a rank keeps at once, each for one microbatch."""
-    dense, moe = config.model.num_dense_layers, rank_layers(config)
-    if config.mesh.pp > 1:
-        # Dense blocks run on the ranks in turn, so a rank has those of every pp-th microbatch.
-        return 2 * dense, moe // config.mesh.virtual_stages * stages_under_way(config)
-    return dense, moe
+    """Dense and MoE blocks whose activations a rank keeps at once, of one microbatch. The prologue of a pipeline runs on its own."""
+    moe = rank_layers(config) // config.mesh.virtual_stages
+    return (0, moe) if config.mesh.pp > 1 else (config.model.num_dense_layers, moe)
 
 
-def stages_under_way(config: TrainConfig) -> int:
-    """(Stage, microbatch) pairs on the first pipeline rank, at most, whose forward pass is done and whose backward pass is not."""
-    pp, virtual = config.mesh.pp, config.mesh.virtual_stages
-    return min(2 * (pp - 1) + (virtual - 1) * pp + 1, virtual * config.microbatches)
+def waiting_inputs(config: TrainConfig) -> int:
+    """Inputs and gradients of stages that a pipeline rank holds at once: under way, arriving, in the rings, a slot of each for waste."""
+    pp, virtual, microbatches = config.mesh.pp, config.mesh.virtual_stages, config.microbatches
+    if pp == 1:
+        return 0
+    under_way = min(2 * (pp - 1) + (virtual - 1) * pp + 1, virtual * microbatches)
+    if config.mesh.schedule_name == "gpipe":
+        under_way = microbatches
+    return under_way + 1 + 2 * 2 + 2 + 2 * -(-microbatches // pp)
 
 
 def working_bytes(config: TrainConfig) -> int:

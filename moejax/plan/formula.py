@@ -75,14 +75,14 @@ def step_traffic(config: TrainConfig) -> list[Traffic]:
         if rule.dim is not None:
             dtype, size = spec.dtype or config.model.dtype, math.prod(spec.shape)
             whole = size // _ranks(config, [axis for axis in _named(rule.state) if axis not in rule.axes])
-            layers = spec.shape[0] if spec.logical_axes[0] == "layer" else 1
+            layers = spec.shape[0] if spec.logical_axes[0] in ("layer", "stage") else 1
             if not rule.is_gathered:
                 add("reduce-scatter", rule.axes, "f32", 4 * whole, 1)
                 add("all-gather", rule.axes, _HLO[dtype], ITEM_BYTES[dtype] * whole, 1)
                 continue
             runs, part = layers * config.microbatches, ITEM_BYTES[dtype] * whole // layers
             add("reduce-scatter", rule.axes, _HLO[dtype], part, runs)
-            add("all-gather", rule.axes, _HLO[dtype], part, runs * (2 if spec.logical_axes[0] == "layer" else 1))
+            add("all-gather", rule.axes, _HLO[dtype], part, runs * (2 if spec.logical_axes[0] in ("layer", "stage") else 1))
     if config.model.moe is not None and config.mesh.ep > 1:
         runs = rank_layers(config) * config.microbatches
         add("all-gather", ("ep",), "s32", 4 * config.mesh.ep * config.model.moe.num_experts, runs)

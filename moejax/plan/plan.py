@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from moejax.config import TrainConfig, to_dict
+from moejax.config import TrainConfig, pending, to_dict
 from moejax.plan.compiled import Compiled, as_planned, compile_plan
 from moejax.plan.estimate import LEFT_OUT, Estimate, check_count, estimate, usable_bytes
 from moejax.plan.fit import Suggestion, nearest_that_fit
@@ -37,8 +37,8 @@ class Plan:
 
 
 def can_compile(config: TrainConfig) -> bool:
-    """Whether the step of a config exists: pipeline stages are only counted so far."""
-    return config.mesh.pp == 1
+    """Whether there is a step to compile: MXFP8 is compiled as bfloat16, other parts that cannot run yet are only counted."""
+    return not pending(as_planned(config))
 
 
 def plan_step(config: TrainConfig, gpu: str, *, num_gpus: int | None = None, compile: bool = False) -> Plan:

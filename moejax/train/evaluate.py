@@ -12,8 +12,9 @@ from jax.sharding import PartitionSpec as P
 
 from moejax.config import TrainConfig
 from moejax.data import Dataset
-from moejax.nn import tokens_of
-from moejax.parallel import DATA_AXES
+from moejax.nn import Tokens, Transformer, tokens_of
+from moejax.parallel import AXES, DATA_AXES
+from moejax.parallel.pipeline import executor
 from moejax.train.documents import check_documents
 from moejax.train.state import make_layout, state_specs
 
@@ -37,11 +38,30 @@ def make_eval_step(config: TrainConfig, mesh: Mesh) -> EvalStep:
             step=jnp.int32(0),
             max_documents=config.data.documents,
         )
-        out = model.loss(params, router, batch["tokens"], batch["labels"], tokens, dropless=True)
-        return lax.psum({"loss_sum": out.loss_sum, "tokens": (batch["labels"] >= 0).sum(dtype=jnp.float32)}, DATA_AXES)
+        count = lax.psum((batch["labels"] >= 0).sum(dtype=jnp.float32), DATA_AXES)
+        if config.mesh.pp > 1:
+            loss_sum = _pipelined(config, model, params, router, batch, tokens)
+        else:
+            loss_sum = model.loss(params, router, batch["tokens"], batch["labels"], tokens, dropless=True).loss_sum
+        return {"loss_sum": lax.psum(loss_sum, AXES), "tokens": count}
 
     mapped = jax.shard_map(forward, mesh=mesh, in_specs=(specs.params, specs.router, _SPEC), out_specs=P(), check_vma=False)
     return jax.jit(mapped)
+
+
+def _pipelined(config: TrainConfig, model: Transformer, params: dict, router: dict, batch: dict, tokens: Tokens) -> jax.Array:
+    """Loss sum of this device's sequences, on the first pipeline rank; 0 on the others."""
+    rank, here = lax.axis_index("pp"), params["moe_blocks"]
+    x = model.embed(params, batch["tokens"])
+    if "dense_blocks" in params:
+        x, _, _ = model.stack("dense_blocks", params["dense_blocks"], {}, x, tokens, dropless=True)
+
+    def stage(x):
+        skipped = rank * len(jax.tree.leaves(here)[0])
+        return model.stack("moe_blocks", here, router, x, tokens, dropless=True, skipped=skipped)[0]
+
+    x = executor.forward(stage, x, config.mesh.pp)
+    return model.head_loss(params, x, jnp.where(rank == 0, batch["labels"], -1))[0]
 
 
 def put_eval_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:

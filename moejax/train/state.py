@@ -74,7 +74,7 @@ def state_specs(config: TrainConfig, layout: Layout) -> TrainState:
         return jax.tree.map(lambda rule: getattr(rule, field), layout.rules, is_leaf=lambda r: isinstance(r, rules.Rule))
 
     shards = pick("state")
-    router = {} if config.model.moe is None else {"bias": P()}
+    router = {} if config.model.moe is None else {"bias": P("pp") if config.mesh.pp > 1 else P()}
     history = {"loss": P(), "grad_norm": P(), "count": P()}
     return TrainState(pick("param"), shards, {"mu": shards, "nu": shards}, router, history, P(), P())
 

@@ -18,11 +18,12 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from moejax.config import TrainConfig
-from moejax.nn import Output, Transformer, tokens_of
+from moejax.nn import Output, Transformer
 from moejax.ops.routing import update_bias
 from moejax.optim import adamw, decide, make_schedule, parameter_groups
 from moejax.parallel import AXES, DATA_AXES, zero
 from moejax.train.documents import check_documents
+from moejax.train.microbatches import Microbatches, one_by_one, pipelined
 from moejax.train.router_metrics import router_metrics
 from moejax.train.state import Layout, TrainState, make_layout, state_specs
 
@@ -129,55 +130,29 @@ def _make_update(config: TrainConfig, layout: Layout) -> Callable[..., tuple[Tra
 
 
 def _accumulate(config: TrainConfig, model: Transformer, params: dict, router: dict, step: jax.Array, batch: Batch):
-    """Unreduced float32 gradients of this device over all microbatches, reduced metrics, and routes per layer and expert."""
+    """Unreduced float32 gradients of this device over all microbatches, reduced metrics, and routes per layer and expert here."""
     num_labels, num_real = lax.psum(
         ((batch["labels"] >= 0).sum(dtype=jnp.float32), (batch["segment_ids"] > 0).sum(dtype=jnp.float32)), DATA_AXES
     )
     num_labels, num_real = jnp.maximum(num_labels, 1.0), jnp.maximum(num_real, 1.0)
-    rank = lax.axis_index(DATA_AXES)
-    rows = batch["tokens"].shape[1]
-
-    def loss(params, index, part):
-        first_row = index * config.microbatch_size + rank * rows
-        tokens = tokens_of(
-            part["segment_ids"], part["positions"], first_row=first_row, seed=config.seed, step=step, max_documents=config.data.documents
-        )
-        out = model.loss(params, router, part["tokens"], part["labels"], tokens, dropless=False)
-        return _total(config, out, num_labels, num_real), out
-
-    def add(sums, indexed):
-        grads, out = jax.grad(loss, has_aux=True)(params, *indexed)
-        sums, peak = sums
-        added = jax.tree.map(lambda total, new: total + new.astype(jnp.float32), sums, (grads, out))
-        if out.moe is not None:
-            peak = jnp.maximum(peak, out.moe.traffic.demand)
-        return (added, peak), None
-
-    first = jax.tree.map(lambda a: a[0], batch)
-    shapes = params, jax.eval_shape(lambda: loss(params, 0, first)[1])
-    zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, jnp.float32), shapes)
-    peak = None if zeros[1].moe is None else zeros[1].moe.traffic.demand
+    microbatch = Microbatches(config, model, router, step, batch, num_labels, num_real)
+    add_up = pipelined if config.mesh.pp > 1 else one_by_one
     with jax.named_scope("microbatches"):
-        ((grads, out), peak), _ = lax.scan(add, (zeros, peak), (jnp.arange(config.microbatches), batch))
+        grads, out, peak = add_up(microbatch, params)
     return grads, *_reduced_metrics(config, out, peak, num_labels, num_real)
 
 
-def _total(config: TrainConfig, out: Output, num_labels: jax.Array, num_real: jax.Array) -> jax.Array:
-    """This device's part of the loss to differentiate; parts add up over devices and microbatches."""
-    total = (out.loss_sum + config.model.z_loss_weight * out.z_sum) / num_labels
-    if config.model.moe is None or out.moe is None:
-        return total
-    c = config.model.moe.router
-    return total + (c.balance_loss_weight * out.moe.balance_loss.sum() + c.z_loss_weight * out.moe.z_loss.sum()) / num_real
-
-
 def _reduced_metrics(config, out, peak, num_labels, num_real):
-    out = lax.psum(out, DATA_AXES)
+    # Pipeline ranks share the tokens of the head, and each has its own layers.
+    loss_sum, z_sum = lax.psum((out.loss_sum, out.z_sum), AXES)
+    out = Output(loss_sum, z_sum, lax.psum(out.moe, DATA_AXES))
     metrics = {"train/loss": out.loss_sum / num_labels, "train/z_loss": out.z_sum / num_labels, "train/tokens": num_labels}
     if out.moe is None:
         return metrics, None
-    peak = lax.pmax(peak, DATA_AXES)
-    return metrics | router_metrics(out.moe, peak, num_real, ranks=lax.axis_size("ep")), out.moe.counts
+    stats, peak = out.moe, lax.pmax(peak, DATA_AXES)
+    if config.mesh.pp > 1:
+        stats, peak = jax.tree.map(lambda a: lax.all_gather(a, "pp", tiled=True), (stats, peak))
+    return metrics | router_metrics(stats, peak, num_real, ranks=lax.axis_size("ep")), out.moe.counts
 
 
 def _update_router(config, router, counts, is_applied):

@@ -48,7 +48,8 @@ def test_names_and_shapes_are_those_of_the_parameter_tree(config):
 def test_every_dim_has_a_name_and_only_experts_and_layers_are_stacks(config):
     for name, spec in specs_of(config).items():
         assert len(spec.logical_axes) == len(spec.shape), name
-        assert (spec.logical_axes[0] == "layer") == ("blocks." in name), name
+        assert (spec.logical_axes[0] == "layer") == name.startswith("dense_blocks."), name
+        assert (spec.logical_axes[0] == "stage") == name.startswith("moe_blocks."), name
         assert ("expert" in spec.logical_axes) == (".moe.experts." in name), name
 
 

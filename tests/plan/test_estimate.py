@@ -7,7 +7,8 @@ import pytest
 
 from moejax.config import MeshConfig
 from moejax.errors import ConfigError
-from moejax.plan.activations import offloaded_bytes, stages_under_way, temp_bytes
+from moejax.parallel.pipeline import build
+from moejax.plan.activations import offloaded_bytes, temp_bytes, waiting_inputs
 from moejax.plan.estimate import check_count, estimate, memory_bytes
 from moejax.plan.formula import dispatch_buffer_bytes, local_parameters, rank_layers, step_traffic
 from moejax.train.flops import count_parameters
@@ -41,12 +42,15 @@ def test_the_ranks_of_a_mesh_hold_every_parameter_once():
     assert 8 * experts + others == count_parameters(config.model)[0]
 
 
-@pytest.mark.parametrize(
-    ("pp", "virtual", "microbatches", "most"),
-    [(1, 1, 16, 1), (4, 1, 16, 7), (4, 1, 2, 2), (2, 2, 16, 5), (2, 3, 1, 3), (3, 2, 16, 8)],
-)
-def test_microbatches_under_way_are_bounded_by_the_stages(pp, virtual, microbatches, most):
-    assert stages_under_way(piped(pp, virtual, microbatches)) == most
+@pytest.mark.parametrize(("pp", "virtual", "microbatches", "under_way"), [(4, 1, 16, 7), (4, 1, 2, 2), (2, 2, 16, 5), (2, 3, 1, 3)])
+def test_p42_what_waits_is_bounded_by_the_stages_not_the_microbatches(pp, virtual, microbatches, under_way):
+    config = piped(pp, virtual, microbatches)
+    rings = 2 * -(-microbatches // pp)
+    assert waiting_inputs(config) == under_way + 7 + rings
+    assert build(config.mesh.schedule_name, pp, microbatches, virtual).num_residuals == under_way
+    everything = dataclasses.replace(piped(4), mesh=MeshConfig(pp=4, ep=8, schedule="gpipe"))
+    assert waiting_inputs(everything) == 16 + 7 + 8
+    assert waiting_inputs(piped(1)) == 0
 
 
 def test_stages_hand_on_activations_and_gradients():
@@ -61,7 +65,8 @@ def test_the_bubble_is_that_of_interleaved_1f1b():
     figures = estimate(config, "b300")
     assert figures.bubble == 3 / 15
     assert estimate(piped(1), "b300").bubble == 0
-    assert figures.pending.keys() == {"mesh.pp=4"}
+    assert figures.pending.keys() == {"mesh.pp=4 for 7 MoE blocks"}
+    assert estimate(piped(7), "b300").pending == {}
 
 
 def test_p23_the_dispatch_buffer_is_the_rows_and_room_for_tiles():

@@ -139,6 +139,6 @@ def test_a_mesh_can_be_built_over_given_devices():
 
 
 def test_a_mesh_larger_than_the_machine_is_refused():
-    message = "mesh.dp=3 x mesh.ep=4 needs 12 devices, but there are 8 (cpu); lower mesh.dp or mesh.ep, or start with more devices"
+    message = "mesh.dp=3 x mesh.ep=4 needs 12 devices, but there are 8 (cpu); use a smaller mesh, or start with more devices"
     with pytest.raises(ConfigError, match=re.escape(message)):
         make_mesh(MeshConfig(dp=3, ep=4))

@@ -1,6 +1,6 @@
 """Pipeline schedules as tables, and what each costs."""
 
 from moejax.parallel.pipeline.schedule import Order, Schedule
-from moejax.parallel.pipeline.schedules import SCHEDULES, build
+from moejax.parallel.pipeline.schedules import SCHEDULES, build, schedule_of
 
-__all__ = ["SCHEDULES", "Order", "Schedule", "build"]
+__all__ = ["SCHEDULES", "Order", "Schedule", "build", "schedule_of"]

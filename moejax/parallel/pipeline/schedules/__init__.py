@@ -1,5 +1,5 @@
 """One file for each schedule, and the table of them by name."""
 
-from moejax.parallel.pipeline.schedules.table import SCHEDULES, build
+from moejax.parallel.pipeline.schedules.table import SCHEDULES, build, schedule_of
 
-__all__ = ["SCHEDULES", "build"]
+__all__ = ["SCHEDULES", "build", "schedule_of"]

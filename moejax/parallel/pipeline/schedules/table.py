@@ -1,5 +1,6 @@
 """The schedules by name, and the one way to build one."""
 
+from moejax.config import TrainConfig
 from moejax.errors import ConfigError
 from moejax.parallel.pipeline.schedule import Schedule, finish
 from moejax.parallel.pipeline.schedules.gpipe import GPIPE
@@ -30,3 +31,13 @@ def build(name: str, ranks: int, microbatches: int, virtual_stages: int = 1, *, 
     if fault := next(violations(order, ranks, microbatches), None):
         raise ValueError(f"schedule {name} for {ranks} ranks, {microbatches} microbatches, {virtual_stages} virtual stages: {fault}")
     return finish(name, ranks, microbatches, virtual_stages, order)
+
+
+def schedule_of(config: TrainConfig) -> Schedule:
+    """The schedule of a run.
+
+    Raises:
+        ConfigError: if mesh.schedule names none, or none for the mesh's numbers.
+    """
+    mesh = config.mesh
+    return build(mesh.schedule_name, mesh.pp, config.microbatches, mesh.virtual_stages)
