@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from moejax.config import TrainConfig, pending, to_dict
+from moejax.config import SYSTEM_REFERENCE, TrainConfig, pending, to_dict
 from moejax.plan.compiled import Compiled, as_planned, compile_plan
 from moejax.plan.estimate import LEFT_OUT, Estimate, check_count, estimate, usable_bytes
 from moejax.plan.fit import Suggestion, nearest_that_fit
@@ -91,6 +91,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "bubble": figures.bubble,
         "choices": figures.choices,
         "pending": figures.pending,
+        "system_reference": SYSTEM_REFERENCE if plan.config.model.is_system_reference else None,
         "compiled": xla
         and xla
         | {

@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from moejax.config import SYSTEM_REFERENCE
 from moejax.plan.compiled import Compiled
 from moejax.plan.estimate import ARGUMENTS, LEFT_OUT, PREALLOCATED, USABLE, usable_bytes
 from moejax.plan.plan import Plan
@@ -16,6 +17,8 @@ def lines(plan: Plan) -> Iterator[str]:
     figures, config = plan.estimate, plan.config
     mesh = config.mesh
     yield f"{config.name} on {mesh.num_devices:,} x {figures.gpu.name}: {mesh.words}, recompute {config.model.recompute}"
+    if config.model.is_system_reference:
+        yield f"  {SYSTEM_REFERENCE}"
     yield from (f"  {name} cannot run yet: {instead}" for name, instead in figures.pending.items())
     yield ""
     yield (

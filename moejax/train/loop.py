@@ -278,7 +278,7 @@ def _describe(config: TrainConfig, mesh: Mesh, dataset: Dataset) -> list[str]:
     tokens = batch * config.data.seq_len
     split = f" in {config.microbatches} microbatches" if config.microbatches > 1 else ""
     lines = [
-        f"devices    {mesh.size} x {mesh.devices.flat[0].device_kind}, mesh dp {config.mesh.dp} x ep {config.mesh.ep}",
+        f"devices    {mesh.size} x {mesh.devices.flat[0].device_kind}, {config.mesh.words}",
         f"model      {short(total)} parameters, {short(active)} active for a token; {per_token} FLOP to train on one; {model.dtype}",
         f"attention  {choose_attention(model).reason}",
         f"data       {dataset.describe()}",

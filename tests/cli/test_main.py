@@ -56,7 +56,8 @@ def test_overview_lists_commands_examples_and_configs(capsys: pytest.CaptureFixt
 def test_each_command_explains_itself(capsys: pytest.CaptureFixture[str], command: str) -> None:
     assert main([command, "--help"]) == 0
     text = capsys.readouterr().out
-    assert f"  moejax {command} quickstart" in text
+    subject = {"plan": "eight_layers", "show-schedule": "1f1b"}.get(command, "quickstart")
+    assert f"  moejax {command} {subject}" in text
 
 
 def test_help_of_a_config_tells_its_settings(capsys: pytest.CaptureFixture[str]) -> None:
@@ -75,7 +76,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_unknown_command_suggests_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     message = error(capsys, "trian", "quickstart")
-    assert message == "there is no command trian among train, eval, generate, show-config; did you mean moejax train?"
+    assert message == "there is no command trian among train, plan, eval, generate, show-config, show-schedule; did you mean moejax train?"
     assert error(capsys, "--quiet").endswith("moejax --help explains them")
 
 
@@ -105,7 +106,7 @@ def test_missing_or_unknown_run_is_refused(
 def test_wrong_settings_are_one_sentence_and_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
     message = error(capsys, "train", "quickstart", "--model.moe.top-k", "99")
     assert message == "model.moe.top_k=99 exceeds model.moe.num_experts=8; lower top_k or add experts"
-    assert "did you mean --mesh.ep?" in error(capsys, "train", "quickstart", "--mesh.epp", "2")
+    assert "did you mean --mesh.ep?" in error(capsys, "train", "quickstart", "--mesh.eep", "2")
     assert "did you mean softmax?" in error(capsys, "train", "quickstart", "--model.moe.router.gating", "softmx")
 
 

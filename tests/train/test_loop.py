@@ -52,7 +52,7 @@ def test_a_run_leaves_checkpoints_metrics_settings_and_a_picture(config, monkeyp
     out = capsys.readouterr().out
     for words in (
         "new run in",
-        "1 x cpu, mesh dp 1 x ep 1",
+        "1 x cpu, mesh.dp=1 x mesh.ep=1",
         "parameters",
         "shakespeare",
         "compiled in",
