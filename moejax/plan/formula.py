@@ -61,18 +61,22 @@ def step_traffic(config: TrainConfig) -> list[Traffic]:
 
     Rows: each move carries T * A rows of D, whatever the capacity. Weights: one reduce-scatter and one all-gather of each leaf after
     the last microbatch; or with fsdp in each microbatch one reduce-scatter and two all-gathers (one for embedding and head).
-    Stages: in each microbatch every stage hands its output on and the gradient back; the head's input is split over pp and its gradient
-    gathered.
+    Stages: in each tick all ranks hand on activations or gradients, and turn the rings of the prologue; in each backward tick the head's
+    input is split over pp and its gradient gathered.
     """
     found: Counter[tuple[str, tuple[str, ...], str]] = Counter()
     times: Counter[tuple[str, tuple[str, ...], str]] = Counter()
+
+    together: Counter[tuple[str, ...]] = Counter()
 
     def add(kind: str, axes: tuple[str, ...], dtype: str, payload: int, runs: int) -> None:
         found[kind, axes, dtype] += payload * runs
         times[kind, axes, dtype] += runs
 
     for _, spec, rule in placed(config):
-        if rule.dim is not None:
+        if rule.dim is None:
+            together[rule.axes] += 4 * _local(spec.shape, rule.param, config)
+        else:
             dtype, size = spec.dtype or config.model.dtype, math.prod(spec.shape)
             whole = size // _ranks(config, [axis for axis in _named(rule.state) if axis not in rule.axes])
             layers = spec.shape[0] if spec.logical_axes[0] in ("layer", "stage") else 1
@@ -83,18 +87,32 @@ def step_traffic(config: TrainConfig) -> list[Traffic]:
             runs, part = layers * config.microbatches, ITEM_BYTES[dtype] * whole // layers
             add("reduce-scatter", rule.axes, _HLO[dtype], part, runs)
             add("all-gather", rule.axes, _HLO[dtype], part, runs * (2 if spec.logical_axes[0] in ("layer", "stage") else 1))
+    for axes, payload in together.items():
+        if axes and payload >= 2**20:  # leaves that no dim of divides by the ranks; the small ones do not count
+            add("all-reduce", axes, "f32", payload, 1)
+    pipeline, layers = config.mesh.pp > 1, rank_layers(config) // config.mesh.virtual_stages
+    passes = forward_ticks(config) if pipeline else config.microbatches
     if config.model.moe is not None and config.mesh.ep > 1:
-        runs = rank_layers(config) * config.microbatches
-        add("all-gather", ("ep",), "s32", 4 * config.mesh.ep * config.model.moe.num_experts, runs)
+        # Dispatch, combine, their backward passes, and what is computed again. A pipeline's ticks are idle or not, and run stages twice.
         again = () if config.model.recompute == "none" else {"expert_rows", "expert_out"} - set(config.model.kept_residuals)
-        moves = 4 + len(again)  # dispatch, combine, their backward passes, and what is computed again
-        add("ragged-all-to-all", ("ep",), _HLO[config.model.dtype], row_bytes(config), runs * moves)
-    if config.mesh.pp > 1:
+        moves, gathers = (6, 2) if pipeline else (4, 1)
+        add("all-gather", ("ep",), "s32", 4 * config.mesh.ep * config.model.moe.num_experts, layers * passes * gathers)
+        add("ragged-all-to-all", ("ep",), _HLO[config.model.dtype], row_bytes(config), layers * passes * (moves + len(again)))
+    if pipeline:
         dtype, x = config.model.dtype, tokens(config) * config.model.embed_dim * ITEM_BYTES[config.model.dtype]
-        add("collective-permute", ("pp",), _HLO[dtype], x, 2 * config.mesh.virtual_stages * config.microbatches)
-        add("reduce-scatter", ("pp",), _HLO[dtype], x, config.microbatches)
-        add("all-gather", ("pp",), _HLO[dtype], x, config.microbatches)
+        turns = 4 * passes + (config.microbatches % config.mesh.pp > 0)  # on to the next stage and back, and two rings of the prologue
+        add("collective-permute", ("pp",), _HLO[dtype], x, turns)
+        shared = x // tokens(config) * -(-tokens(config) // config.mesh.pp) * config.mesh.pp
+        add("reduce-scatter", ("pp",), _HLO[dtype], shared, passes)
+        add("all-gather", ("pp",), _HLO[dtype], shared, passes)
     return [Traffic(*key, payload, times[key]) for key, payload in found.items()]
+
+
+def forward_ticks(config: TrainConfig) -> int:
+    """Ticks of a pipeline in which a rank runs forward; as many hold a backward pass. (Interleaved) 1F1B and gpipe are alike in this."""
+    mesh = config.mesh
+    groups = -(-config.microbatches // mesh.pp) * mesh.pp if mesh.virtual_stages > 1 else config.microbatches
+    return mesh.virtual_stages * groups + mesh.pp - 1
 
 
 def rank_layers(config: TrainConfig) -> int:

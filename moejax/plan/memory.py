@@ -27,8 +27,10 @@ class Buffer:
     @property
     def role(self) -> str:
         """The part of the training step's memory that it belongs to, as `moejax.plan.activations` names them."""
-        if self.op_name.endswith("microbatches/while/body/eval_jaxpr/add"):
+        if self.op_name.endswith(("microbatches/while/body/eval_jaxpr/add", "ticks/while/body/eval_jaxpr/add")):
             return "gradient sums"
+        if self.op_name.endswith("ticks/while/body/eval_jaxpr/scatter"):
+            return "kept activations"  # inputs of stages that wait
         if not self.op_name.endswith("dynamic_update_slice"):
             return "working set"
         return "gradients" if "transpose(" in self.op_name else "kept activations"

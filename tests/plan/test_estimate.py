@@ -10,7 +10,7 @@ from moejax.errors import ConfigError
 from moejax.parallel.pipeline import build
 from moejax.plan.activations import offloaded_bytes, temp_bytes, waiting_inputs
 from moejax.plan.estimate import check_count, estimate, memory_bytes
-from moejax.plan.formula import dispatch_buffer_bytes, local_parameters, rank_layers, step_traffic
+from moejax.plan.formula import dispatch_buffer_bytes, forward_ticks, local_parameters, rank_layers, step_traffic
 from moejax.train.flops import count_parameters
 from tests.plan.programs import eight_layers
 
@@ -53,11 +53,18 @@ def test_p42_what_waits_is_bounded_by_the_stages_not_the_microbatches(pp, virtua
     assert waiting_inputs(piped(1)) == 0
 
 
-def test_stages_hand_on_activations_and_gradients():
-    found = {(line.kind, line.axes): line for line in step_traffic(piped(2, 2, 4)) if line.axes == ("pp",)}
-    x = 8192 * 4096 * 2
-    assert found["collective-permute", ("pp",)].payload == x * 2 * 2 * 4
-    assert found["reduce-scatter", ("pp",)].payload == found["all-gather", ("pp",)].payload == x * 4
+@pytest.mark.parametrize(("pp", "virtual", "microbatches"), [(2, 1, 4), (7, 1, 5), (2, 2, 4), (2, 2, 5)])
+def test_a_pipeline_sends_in_every_tick(pp, virtual, microbatches):
+    config = piped(pp, virtual, microbatches)
+    schedule = build(config.mesh.schedule_name, pp, microbatches, virtual)
+    ticks = int((schedule.grid("F")[:, :, 0] >= 0).any(axis=1).sum())
+    assert ticks == forward_ticks(config) if virtual == 1 or microbatches % pp == 0 else ticks <= forward_ticks(config)
+    found = {(line.kind, line.axes): line for line in step_traffic(config)}
+    x, padded = 8192 * 4096 * 2, -(-8192 // pp) * pp * 4096 * 2
+    assert found["collective-permute", ("pp",)].payload == x * (4 * forward_ticks(config) + (microbatches % pp > 0))
+    assert found["reduce-scatter", ("pp",)].payload == found["all-gather", ("pp",)].payload == padded * forward_ticks(config)
+    rows = found["ragged-all-to-all", ("ep",)]
+    assert rows.times == 6 * forward_ticks(config) * rank_layers(config) // virtual
 
 
 def test_the_bubble_is_that_of_interleaved_1f1b():

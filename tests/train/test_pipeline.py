@@ -49,9 +49,16 @@ def test_tied_embeddings_and_a_last_group_that_is_not_full():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recompute", ["none", "block", "selective"])
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
-@pytest.mark.parametrize(("mesh", "microbatches"), [((4, 1, 1), 8), ((2, 1, 4), 1), ((2, 4, 1), 2), ((4, 2, 1), 2)])
+@pytest.mark.parametrize(
+    ("mesh", "microbatches", "schedule", "recompute"),
+    [
+        ((4, 1, 1), 8, "1f1b", "none"),
+        ((2, 1, 4), 1, "gpipe", "block"),
+        ((2, 4, 1), 2, "1f1b", "selective"),
+        ((4, 2, 1), 2, "gpipe", "none"),
+        ((2, 2, 2), 4, "1f1b", "block"),
+    ],
+)
 def test_meshes_schedules_and_recompute(mesh, microbatches, schedule, recompute):
     model = dataclasses.replace(EVERYTHING, recompute=recompute)
     check(piped(model, *mesh, microbatches=microbatches, schedule=schedule), parameters(model), batch(documents=True, seed=4))
