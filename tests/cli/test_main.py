@@ -9,6 +9,7 @@ import pytest
 
 from moejax.cli import main as entry
 from moejax.cli.main import main
+from moejax.config.load import config_names
 from moejax.errors import CheckpointError, ConfigError, DataError, TrainingError
 
 JAX_BLOCKED = """
@@ -50,6 +51,15 @@ def test_overview_lists_commands_examples_and_configs(capsys: pytest.CaptureFixt
     text = capsys.readouterr().out
     for part in ("train ", "eval ", "generate ", "show-config ", "moejax train quickstart", "tiny_cpu  ", "runs/quickstart"):
         assert part in text
+
+
+def test_overview_lists_configs_of_one_device_first_and_the_others_by_size(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    lines = capsys.readouterr().out.partition("Configs that come with moejax:\n")[2].splitlines()
+    names = [line.split()[0] for line in lines]
+    assert sorted(names) == config_names()
+    assert names.index("quickstart") < names.index("tiny_cpu") < names.index("eight_layers") < names.index("tiny_64e")
+    assert names[-4:] == ["medium_128e", "large_128e", "ultra_128e", "ultra_256e"]
 
 
 @pytest.mark.parametrize("command", entry.COMMANDS)
