@@ -2,16 +2,22 @@
 
 import dataclasses
 import json
+import re
 import runpy
 import sys
 from pathlib import Path
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 import pytest
 
 from moejax.config import AttentionConfig
+from moejax.parallel import make_mesh
 from moejax.train import bench
 from moejax.train.flops import count_parameters, flops_per_token
+from moejax.train.state import abstract_state
+from moejax.train.step import make_update_fn
 
 TOOL = Path(__file__).parents[2] / "tools" / "bench_step.py"
 
@@ -36,6 +42,16 @@ def test_weights_and_optimizer_move_48_bytes_for_each_float32_parameter():
     assert bench.weight_traffic(config) == 48 * count_parameters(config.model)[0]
     half = dataclasses.replace(config, model=dataclasses.replace(config.model, dtype="bfloat16"))
     assert bench.weight_traffic(half) == 42 * count_parameters(config.model)[0]
+
+
+def test_each_result_of_the_update_takes_the_memory_of_its_old_value():
+    config = tiny()
+    mesh = make_mesh(config.mesh)
+    state = abstract_state(config, mesh)
+    update: Any = make_update_fn(config, mesh)
+    compiled = update.lower(state, state.master).compile()
+    places = re.findall(r"{(\d+)}: \((\d+), {}", compiled.as_text().split("input_output_alias=")[1].splitlines()[0])
+    assert [(int(result), int(old)) for result, old in places] == [(i, i) for i in range(len(jax.tree.leaves(state)))]
 
 
 def test_a_run_is_reported_in_consistent_numbers(monkeypatch):
