@@ -28,6 +28,10 @@ class MeshConfig:
             at_least(f"mesh.{name}", getattr(self, name), 1)
         one_of("mesh.weights", self.weights, ("resident", "fsdp"))
         check(
+            self.schedule == "auto" or self.pp > 1,
+            f"mesh.schedule={self.schedule} orders the passes of a pipeline, but mesh.pp={self.pp}; set mesh.schedule=auto",
+        )
+        check(
             self.virtual_stages == 1 or self.pp > 1,
             f"mesh.virtual_stages={self.virtual_stages} splits pipeline ranks, but mesh.pp={self.pp}; set mesh.virtual_stages=1",
         )

@@ -151,6 +151,7 @@ RUN = [
     below("mesh.pp", 0, 1),
     below("mesh.virtual_stages", 0, 1),
     ({"mesh.virtual_stages": 2}, "mesh.virtual_stages=2 splits pipeline ranks, but mesh.pp=1; set mesh.virtual_stages=1"),
+    ({"mesh.schedule": "gpipe"}, "mesh.schedule=gpipe orders the passes of a pipeline, but mesh.pp=1; set mesh.schedule=auto"),
     (
         {"mesh.pp": 2, "mesh.virtual_stages": 2},
         "mesh.pp=2 x mesh.virtual_stages=2 = 4 stages need a MoE block each, but the model has 2; use fewer stages",

@@ -6,7 +6,8 @@
     head        in the tick in which the last stage runs a microbatch backward, on all ranks, each with its share of the tokens
     prologue    backward, on the rank that ran it: gradients come back in a second ring
 
-Stages are computed again in their backward pass, from the inputs that waited. Only what `num_residuals` says waits, whatever M is.
+Stages are computed again in their backward pass, from the inputs that waited. As many of those wait as the schedule needs
+(`num_residuals`), whatever M is; the rings hold a rank's share of the prologue, M / P microbatches each.
 """
 
 import itertools
@@ -62,8 +63,10 @@ def run(schedule: Schedule, parts: Parts, weights: tuple[Tree, Tree, Tree], *, a
 
     Args:
         schedule: one that `can_execute`.
-        weights: of prologue, stage and head. What two of them share gets the sum of two gradients.
+        weights: of prologue, stage and head. What two of them share gets a gradient from each.
     """
+    if not can_execute(schedule):
+        raise ValueError(f"{schedule.name} with {schedule.virtual_stages} stages on a rank cannot be executed yet")
     ranks, me = schedule.ranks, lax.axis_index(axis)
     rows = _rows(schedule)
     groups = -(-schedule.microbatches // ranks)
