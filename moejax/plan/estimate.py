@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from moejax.config import TrainConfig, pending
 from moejax.errors import ConfigError
+from moejax.parallel.pipeline import schedule_of
 from moejax.plan.activations import offloaded_bytes, temp_bytes
 from moejax.plan.choices import choices
 from moejax.plan.formula import argument_bytes, dispatch_buffer_bytes
@@ -81,8 +82,10 @@ def estimate(config: TrainConfig, gpu: str) -> Estimate:
     """The arithmetic for a config on its mesh of these GPUs.
 
     Raises:
-        ConfigError: if the GPU is not in the table, or a kernel or transport of the config does not run on it.
+        ConfigError: if the GPU is not in the table, a kernel or transport of the config does not run on it, or its schedule does not exist.
     """
+    if config.mesh.pp > 1:
+        schedule_of(config)
     kind, model, seq_len = find_gpu(gpu), config.model, config.data.seq_len
     total, active = count_parameters(model)
     return Estimate(
