@@ -10,6 +10,7 @@ from pathlib import Path
 
 from moejax.config import SYSTEM_REFERENCE, TrainConfig, load_config
 from moejax.plan.estimate import Estimate, estimate, usable_bytes
+from moejax.plan.gpus import find_gpu
 from moejax.plan.text import gib, short
 
 README = Path(__file__).parents[1] / "configs" / "README.md"
@@ -87,8 +88,7 @@ That holds for the published speeds too."""
 
 
 def usable_bytes_words() -> str:
-    gpu = estimate(load_config("eight_layers"), GPU).gpu
-    return f"up to {gib(usable_bytes(gpu))} GiB may be filled"
+    return f"up to {gib(usable_bytes(find_gpu(GPU)))} GiB may be filled"
 
 
 def config_of(point: Point) -> TrainConfig:

@@ -44,7 +44,7 @@ def run(words: Sequence[str]) -> int:
 
     stages = options.virtual_stages
     if stages is None:
-        stages = 1 if name not in SCHEDULES or SCHEDULES[name].refusal(options.ranks, 1) is None else 2
+        stages = 1 if name not in SCHEDULES or SCHEDULES[name].refusal(1) is None else 2
     schedule = build(name, options.ranks, options.microbatches, stages)
     print("\n".join(lines(schedule)))
     if options.picture is not None:

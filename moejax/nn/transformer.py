@@ -23,7 +23,6 @@ from moejax.nn.tokens import Tokens
 STACKS = ("dense_blocks", "moe_blocks")
 """Parts of the parameters that are stacked over layers, in the order in which they run."""
 
-
 _STACK_AXIS = {"dense_blocks": "layer", "moe_blocks": "stage"}
 """Logical name of a stack's leading dim: MoE blocks are split over pipeline stages."""
 
@@ -68,6 +67,13 @@ class Transformer:
         with jax.named_scope("embed"):
             return self._end("embed", params)(ids)
 
+    def prologue(self, params: dict, ids: Int[Array, "B T"], tokens: Tokens, *, dropless: bool) -> Float[Array, "B T D"]:
+        """What comes before the MoE blocks: embedding and dense blocks."""
+        x = self.embed(params, ids)
+        if "dense_blocks" not in self._stacks:
+            return x
+        return self.stack("dense_blocks", params["dense_blocks"], {}, x, tokens, dropless=dropless)[0]
+
     def blocks(
         self,
         params: dict,
@@ -104,7 +110,7 @@ class Transformer:
         tokens: Tokens,
         *,
         dropless: bool,
-        skipped: Int[Array, ""] | int = 0,
+        rank: Int[Array, ""] | int = 0,
         cache: Cache | None = None,
         max_window: int | None = None,
     ) -> tuple[Float[Array, "B T D"], MoEStats | None, Cache | None]:
@@ -113,10 +119,11 @@ class Transformer:
         Args:
             name: one of STACKS. arrays: its parameters.
             router: {"bias": float32 [blocks here, E]} for MoE blocks.
-            skipped: blocks of the stack that come before those in `arrays`, on other pipeline ranks.
+            rank: pipeline rank of this device; those before it have as many blocks of the stack each.
         """
         template, count = self._stacks[name][0], len(jax.tree.leaves(arrays)[0])
         kernel = "xla" if cache is not None else choose_attention(self.config).name
+        skipped = rank * count
         first = self._first(name) + skipped
         layers = Layer(first + jnp.arange(count, dtype=jnp.int32), router["bias"] if name == "moe_blocks" else None)
 

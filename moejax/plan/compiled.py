@@ -37,15 +37,20 @@ class Compiled:
 
 
 def compile_plan(config: TrainConfig, gpu: str) -> Compiled:
-    """Compile the step that trains, by the function that training calls, for the config's mesh of these GPUs.
+    """Compile the step that trains, by the function that training calls, for the config's mesh of these GPUs; MXFP8 as plain bfloat16.
 
     Raises:
         ConfigError: as `compile_step`.
     """
-    return summary(compile_step(config, gpu))
+    return _summary(compile_step(as_planned(config), gpu))
 
 
-def summary(program: Program) -> Compiled:
+def as_planned(config: TrainConfig) -> TrainConfig:
+    """The config that is compiled: MXFP8 is not built yet, and is planned as plain bfloat16."""
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, precision="plain"))
+
+
+def _summary(program: Program) -> Compiled:
     roles: Counter[str] = Counter()
     for buffer in program.peak:
         roles[buffer.role] += buffer.size_bytes
@@ -63,11 +68,6 @@ def summary(program: Program) -> Compiled:
         lower_s=program.lower_s,
         compile_s=program.compile_s,
     )
-
-
-def as_planned(config: TrainConfig) -> TrainConfig:
-    """The config that is compiled: MXFP8 is not built yet, and is planned as plain bfloat16."""
-    return dataclasses.replace(config, model=dataclasses.replace(config.model, precision="plain"))
 
 
 def _traffic(program: Program) -> list[Traffic]:

@@ -108,6 +108,13 @@ def memory_bytes(config: TrainConfig) -> dict[str, int]:
     return argument_bytes(config) | temp_bytes(config)
 
 
+def merged(memory: dict[str, int]) -> dict[str, int]:
+    """Bytes by part as people read them, those of small arguments in one."""
+    small = ARGUMENTS[2:]
+    given = {name: memory[name] for name in ARGUMENTS[:2]} | {", ".join(small): sum(memory[name] for name in small)}
+    return given | {name: size for name, size in memory.items() if name not in ARGUMENTS}
+
+
 def check_count(config: TrainConfig, num_gpus: int) -> None:
     """Refuse a number of GPUs that is not that of the mesh.
 

@@ -66,7 +66,6 @@ def step_traffic(config: TrainConfig) -> list[Traffic]:
     """
     found: Counter[tuple[str, tuple[str, ...], str]] = Counter()
     times: Counter[tuple[str, tuple[str, ...], str]] = Counter()
-
     together: Counter[tuple[str, ...]] = Counter()
 
     def add(kind: str, axes: tuple[str, ...], dtype: str, payload: int, runs: int) -> None:
@@ -79,14 +78,15 @@ def step_traffic(config: TrainConfig) -> list[Traffic]:
         else:
             dtype, size = spec.dtype or config.model.dtype, math.prod(spec.shape)
             whole = size // _ranks(config, [axis for axis in _named(rule.state) if axis not in rule.axes])
-            layers = spec.shape[0] if spec.logical_axes[0] in ("layer", "stage") else 1
+            is_stack = spec.logical_axes[0] in ("layer", "stage")
+            layers = spec.shape[0] if is_stack else 1
             if not rule.is_gathered:
                 add("reduce-scatter", rule.axes, "f32", 4 * whole, 1)
                 add("all-gather", rule.axes, _HLO[dtype], ITEM_BYTES[dtype] * whole, 1)
                 continue
             runs, part = layers * config.microbatches, ITEM_BYTES[dtype] * whole // layers
             add("reduce-scatter", rule.axes, _HLO[dtype], part, runs)
-            add("all-gather", rule.axes, _HLO[dtype], part, runs * (2 if spec.logical_axes[0] in ("layer", "stage") else 1))
+            add("all-gather", rule.axes, _HLO[dtype], part, runs * (2 if is_stack else 1))
     for axes, payload in together.items():
         if axes and payload >= 2**20:  # leaves that no dim of divides by the ranks; the small ones do not count
             add("all-reduce", axes, "f32", payload, 1)

@@ -6,11 +6,10 @@ import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from moejax.plan.estimate import ARGUMENTS, USABLE, usable_bytes
+from moejax.plan.estimate import ARGUMENTS, USABLE, merged, usable_bytes
 from moejax.plan.plan import Plan
 
 _GIB = 2**30
-_SMALL = ("router", "counters", "batch")
 _COLOURS = {
     "parameters": "#1f4e8c",
     "optimizer": "#4f86c6",
@@ -61,17 +60,11 @@ def draw_plan(plan: Plan, path: Path) -> Path:
 
 def _bars(plan: Plan) -> dict[str, dict[str, int]]:
     """Parts of each bar by its label."""
-    bars = {"arithmetic": _parts(plan.estimate.memory)}
+    bars = {"arithmetic": merged(plan.estimate.memory)}
     if (xla := plan.compiled) is not None:
-        given = {name: size for name, size in bars["arithmetic"].items() if name in (*ARGUMENTS, "router, counters, batch")}
+        given = merged({name: plan.estimate.memory[name] for name in ARGUMENTS})
         new = xla.total_bytes - sum(given.values()) - sum(xla.roles.values())
         bars["XLA"] = given | {name: xla.roles[name] for name in _COLOURS if name in xla.roles} | {"packing": max(0, new)}
     for suggestion in plan.suggestions:
-        bars[suggestion.words.replace(" --", "\n--")] = _parts(suggestion.memory)
+        bars[suggestion.words.replace(" --", "\n--")] = merged(suggestion.memory)
     return bars
-
-
-def _parts(memory: dict[str, int]) -> dict[str, int]:
-    small = sum(memory[name] for name in _SMALL)
-    given = {name: memory[name] for name in ARGUMENTS if name not in _SMALL} | {"router, counters, batch": small}
-    return given | {name: size for name, size in memory.items() if name not in ARGUMENTS}

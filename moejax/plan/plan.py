@@ -1,5 +1,6 @@
 """A plan: the arithmetic for a config on GPUs, XLA's figures where it was compiled, and whether it fits."""
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,7 +56,7 @@ def plan_step(config: TrainConfig, gpu: str, *, num_gpus: int | None = None, com
     if num_gpus is not None:
         check_count(config, num_gpus)
     figures = estimate(config, gpu)
-    compiled = compile_plan(as_planned(config), gpu) if compile and can_compile(config) else None
+    compiled = compile_plan(config, gpu) if compile and can_compile(config) else None
     plan = Plan(figures, compiled, [])
     if plan.fits:
         return plan
@@ -64,11 +65,7 @@ def plan_step(config: TrainConfig, gpu: str, *, num_gpus: int | None = None, com
 
 def as_dict(plan: Plan) -> dict[str, Any]:
     """The plan as JSON holds it; bytes and seconds, of one GPU and one step."""
-    figures, compiled = plan.estimate, plan.compiled
-    xla = compiled and {
-        name: getattr(compiled, name)
-        for name in ("argument_bytes", "arena_bytes", "metrics_bytes", "total_bytes", "roles", "kernels", "conditionals", "host_transfers")
-    }
+    figures = plan.estimate
     return {
         "config": to_dict(plan.config),
         "gpu": figures.gpu.name,
@@ -92,15 +89,16 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "choices": figures.choices,
         "pending": figures.pending,
         "system_reference": SYSTEM_REFERENCE if plan.config.model.is_system_reference else None,
-        "compiled": xla
-        and xla
-        | {
-            "buffers": compiled and [dict(zip(("bytes", "array", "part", "source"), buffer, strict=True)) for buffer in compiled.buffers],
-            "traffic": compiled and [line._asdict() for line in compiled.traffic],
-            "lower_s": compiled and compiled.lower_s,
-            "compile_s": compiled and compiled.compile_s,
-        },
+        "compiled": None if plan.compiled is None else _compiled_dict(plan.compiled),
         "fits": plan.fits,
         "margin_bytes": plan.margin_bytes,
         "suggestions": [{"changes": s.changes, "words": s.words, "total_bytes": s.total_bytes} for s in plan.suggestions],
+    }
+
+
+def _compiled_dict(compiled: Compiled) -> dict[str, Any]:
+    return dataclasses.asdict(compiled) | {
+        "total_bytes": compiled.total_bytes,
+        "buffers": [dict(zip(("bytes", "array", "part", "source"), buffer, strict=True)) for buffer in compiled.buffers],
+        "traffic": [line._asdict() for line in compiled.traffic],
     }

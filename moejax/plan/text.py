@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from moejax.config import SYSTEM_REFERENCE
 from moejax.plan.compiled import Compiled
-from moejax.plan.estimate import ARGUMENTS, LEFT_OUT, PREALLOCATED, USABLE, usable_bytes
+from moejax.plan.estimate import ARGUMENTS, LEFT_OUT, PREALLOCATED, USABLE, merged, usable_bytes
 from moejax.plan.plan import Plan
 
 _GIB = 2**30
@@ -73,24 +73,19 @@ def verdict(plan: Plan) -> Iterator[str]:
 def _memory(plan: Plan) -> Iterator[str]:
     """Arithmetic beside XLA, part by part."""
     figures, compiled = plan.estimate, plan.compiled
-    rows: list[Sequence[str]] = [("memory of one GPU, GiB", "arithmetic", *(("XLA",) if compiled else ()))]
-    for name, size in figures.memory.items():
-        xla = ("",) if name in ARGUMENTS else (gib(compiled.roles.get(name, 0)),) if compiled else ()
-        if name not in ("counters", "router", "batch"):
-            rows.append((f"  {name}", gib(size), *(xla if compiled else ())))
-    small = sum(figures.memory[name] for name in ("counters", "router", "batch"))
-    rows.insert(3, ("  router, counters, batch", gib(small), *(("",) if compiled else ())))
+    given = sum(figures.memory[name] for name in ARGUMENTS)
+    own = figures.total_bytes - given
+    xla = compiled.roles if compiled else {}
+    rows = [("memory of one GPU, GiB", "arithmetic", "XLA")]
+    rows += [(f"  {name}", gib(size), "") for name, size in merged({name: figures.memory[name] for name in ARGUMENTS}).items()]
     if compiled:
-        arguments = sum(figures.memory[name] for name in ARGUMENTS)
-        own = figures.total_bytes - arguments
-        rows.insert(4, ("  what the step is given", gib(arguments), gib(compiled.argument_bytes)))
+        rows.append(("  what the step is given", gib(given), gib(compiled.argument_bytes)))
+    rows += [(f"  {name}", gib(size), gib(xla.get(name, 0))) for name, size in figures.memory.items() if name not in ARGUMENTS]
+    if compiled:
         rows.append(("  what it holds beside that", gib(own), f"{gib(compiled.arena_bytes)}  {_difference(own, compiled.arena_bytes)}"))
-        rows.append(
-            ("  total", gib(figures.total_bytes), f"{gib(compiled.total_bytes)}  {_difference(figures.total_bytes, compiled.total_bytes)}")
-        )
-    else:
-        rows.append(("  total", gib(figures.total_bytes)))
-    yield from _aligned(rows)
+    total = f"{gib(compiled.total_bytes)}  {_difference(figures.total_bytes, compiled.total_bytes)}" if compiled else ""
+    rows.append(("  total", gib(figures.total_bytes), total))
+    yield from _aligned(rows if compiled else [row[:2] for row in rows])
     if figures.dispatch_bytes:
         yield f"  (of the working set, a layer's buffer for routed rows: {gib(figures.dispatch_bytes)})"
     if figures.host_bytes:
@@ -106,10 +101,10 @@ def _traffic(plan: Plan) -> Iterator[str]:
     found = {tuple(line[:3]): line for line in plan.compiled.traffic} if plan.compiled else {}
     title = ("traffic of a step, GiB", "axes", "dtype", "runs", "payload", "NVLink", "network", "at least")
     rows: list[Sequence[str]] = [(*title, *(("XLA",) if plan.compiled else ()))]
-    for line, nvlink, network in plan.estimate.links:
-        size = nvlink, network
-        least = max(nvlink / plan.estimate.gpu.nvlink, network / plan.estimate.gpu.network)
-        row = (f"  {line.kind}", ",".join(line.axes), line.dtype, f"{line.times:,}", gib(line.payload), *map(gib, size), seconds(least))
+    for link in plan.estimate.links:
+        line, least = link.line, seconds(link.seconds(plan.estimate.gpu))
+        sizes = map(gib, (line.payload, link.nvlink, link.network))
+        row = (f"  {line.kind}", ",".join(line.axes), line.dtype, f"{line.times:,}", *sizes, least)
         xla = found.pop(tuple(line[:3]), None)
         same = xla is not None and xla.payload == line.payload
         note = "the same" if same else f"{gib(xla.payload)}" if xla else "none"

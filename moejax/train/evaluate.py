@@ -51,16 +51,12 @@ def make_eval_step(config: TrainConfig, mesh: Mesh) -> EvalStep:
 
 def _pipelined(config: TrainConfig, model: Transformer, params: dict, router: dict, batch: dict, tokens: Tokens) -> jax.Array:
     """Loss sum of this device's sequences, on the first pipeline rank; 0 on the others."""
-    rank, here = lax.axis_index("pp"), params["moe_blocks"]
-    x = model.embed(params, batch["tokens"])
-    if "dense_blocks" in params:
-        x, _, _ = model.stack("dense_blocks", params["dense_blocks"], {}, x, tokens, dropless=True)
+    rank = lax.axis_index("pp")
 
     def stage(x):
-        skipped = rank * len(jax.tree.leaves(here)[0])
-        return model.stack("moe_blocks", here, router, x, tokens, dropless=True, skipped=skipped)[0]
+        return model.stack("moe_blocks", params["moe_blocks"], router, x, tokens, dropless=True, rank=rank)[0]
 
-    x = executor.forward(stage, x, config.mesh.pp)
+    x = executor.forward(stage, model.prologue(params, batch["tokens"], tokens, dropless=True), config.mesh.pp)
     return model.head_loss(params, x, jnp.where(rank == 0, batch["labels"], -1))[0]
 
 

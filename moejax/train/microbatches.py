@@ -91,16 +91,12 @@ def pipelined(micro: Microbatches, params: dict) -> Sums:
 
     def prologue(weights, index):
         part = micro.part(index)
-        x = model.embed(weights, part["tokens"])
-        if "dense_blocks" in weights:
-            x, _, _ = model.stack("dense_blocks", weights["dense_blocks"], {}, x, micro.tokens(index, part), dropless=False)
-        return x
+        return model.prologue(weights, part["tokens"], micro.tokens(index, part), dropless=False)
 
     def stage(weights, x, index, is_real):
         part = micro.part(index)
         part["segment_ids"] = jnp.where(is_real, part["segment_ids"], 0)  # padding is routed nowhere and counted nowhere
-        skipped = rank * len(jax.tree.leaves(weights)[0])
-        y, stats, _ = model.stack("moe_blocks", weights, micro.router, x, micro.tokens(index, part), dropless=False, skipped=skipped)
+        y, stats, _ = model.stack("moe_blocks", weights, micro.router, x, micro.tokens(index, part), dropless=False, rank=rank)
         assert stats is not None
         return y, micro.router_total(stats), (stats, stats.traffic.demand)
 

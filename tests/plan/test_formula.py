@@ -1,6 +1,7 @@
 """Memory and traffic by arithmetic, against the arrays that a state really has."""
 
 import dataclasses
+import itertools
 import math
 
 import jax
@@ -21,14 +22,15 @@ def local_bytes(tree) -> int:
     return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
-@pytest.mark.parametrize("weights", ["resident", "fsdp"])
+PLACEMENTS = [*itertools.product([(1, 1, 1), (1, 2, 4), (1, 1, 8)], ["resident", "fsdp"]), ((2, 2, 2), "resident")]
+"""(pp, dp, ep) and mesh.weights; fsdp is refused with stages."""
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("mesh", [(1, 1, 1), (1, 2, 4), (1, 1, 8), (2, 2, 2)])
+@pytest.mark.parametrize(("mesh", "weights"), PLACEMENTS)
 def test_arguments_are_the_bytes_of_the_state_and_the_batch(mesh, dtype, weights):
     config = train_config(dataclasses.replace(MODEL, dtype=dtype), microbatches=2)
     pp, dp, ep = mesh
-    if pp > 1 and weights == "fsdp":
-        pytest.skip("refused: see tests/config/test_rules.py")
     config = dataclasses.replace(config, mesh=MeshConfig(pp=pp, dp=dp, ep=ep, weights=weights))
     devices = make_mesh(config.mesh)
     with sharding_small_leaves():

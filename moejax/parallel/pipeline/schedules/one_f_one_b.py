@@ -29,7 +29,7 @@ def theory(ranks: int, microbatches: int, virtual_stages: int) -> float | None:
     return (ranks - 1) / (virtual_stages * microbatches + ranks - 1)
 
 
-def _needs_several(ranks: int, virtual_stages: int) -> str | None:
+def _needs_several(virtual_stages: int) -> str | None:
     return None if virtual_stages > 1 else "has two or more stages on each rank; use virtual_stages=2, or 1f1b"
 
 

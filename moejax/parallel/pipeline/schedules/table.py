@@ -25,7 +25,7 @@ def build(name: str, ranks: int, microbatches: int, virtual_stages: int = 1, *, 
     for setting, value in (("ranks", ranks), ("microbatches", microbatches), ("virtual_stages", virtual_stages)):
         if value < 1:
             raise ConfigError(f"{setting}={value} is below 1; give a number >= 1")
-    if (why_not := schedules[name].refusal(ranks, virtual_stages)) is not None:
+    if (why_not := schedules[name].refusal(virtual_stages)) is not None:
         raise ConfigError(f"schedule={name} with virtual_stages={virtual_stages} {why_not}")
     order = schedules[name].make(ranks, microbatches, virtual_stages)
     if fault := next(violations(order, ranks, microbatches), None):

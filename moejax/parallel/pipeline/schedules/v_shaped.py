@@ -17,7 +17,7 @@ def make(ranks: int, microbatches: int, virtual_stages: int) -> Order:
     return Order(tuple(min(s, last - s) for s in range(last + 1)), forward, backward)
 
 
-def _needs_two(ranks: int, virtual_stages: int) -> str | None:
+def _needs_two(virtual_stages: int) -> str | None:
     return None if virtual_stages == 2 else "has two stages on each rank; use virtual_stages=2"
 
 
