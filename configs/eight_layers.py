@@ -6,7 +6,7 @@ Hardware: 8 B300 (1 node of 8).
     moejax plan eight_layers --gpu b300
     moejax train eight_layers
     moejax train eight_layers --model.moe.num-experts 128            # the family: 8, 32, 48, 64 or 128 experts, 4.58B to 46.86B
-    moejax train eight_layers --mesh.dp 8 --mesh.ep 1                # experts not split
+    moejax train eight_layers --mesh.dp 8 --mesh.ep 1 --microbatches 64      # experts not split; with 32 it does not fit a B300
     moejax train eight_layers --mesh.weights fsdp                    # the baseline that gathers weights
 
     experts       8        32       48       64       128            active parameters: 3.17B in all of them
