@@ -75,5 +75,7 @@ def _run(words: list[str]) -> int:
         print(inspect.getdoc(COMMANDS[name]))
         if name in ("train", "plan", "show-config"):
             print(f"\nConfigs that come with moejax:\n{shipped_configs()}")
+        if name == "show-schedule":
+            print(f"\n{show_schedule.which_train()}")
         return 0
     return COMMANDS[name].run(rest)

@@ -3,16 +3,18 @@
 from moejax.config.train import TrainConfig
 from moejax.errors import ConfigError
 
+TABLES_ONLY = ("interleaved", "v_shaped", "zero_bubble")
+"""Schedules that can be shown and planned; training runs the others."""
+
 
 def pending(config: TrainConfig) -> dict[str, str]:
     """Each such setting of a config as it is typed, and what a plan counts instead of it."""
-    found = {}
-    if config.mesh.virtual_stages > 1:
-        found[f"mesh.virtual_stages={config.mesh.virtual_stages}"] = "counted by the rules of the design: blocks split over stages"
-    if config.mesh.pp > 1 and config.model.num_moe_layers % config.mesh.pp:
-        found[f"mesh.pp={config.mesh.pp} for {config.model.num_moe_layers} MoE blocks"] = "counted as stages filled up with empty blocks"
-    if config.mesh.pp > 1 and config.mesh.schedule in ("v_shaped", "zero_bubble"):
-        found[f"mesh.schedule={config.mesh.schedule}"] = "counted as 1f1b"
+    found, mesh = {}, config.mesh
+    if mesh.pp > 1 and mesh.schedule_name in TABLES_ONLY:
+        setting = f"mesh.virtual_stages={mesh.virtual_stages}" if mesh.schedule == "auto" else f"mesh.schedule={mesh.schedule}"
+        found[setting] = f"counted by the table of {mesh.schedule_name}"
+    if mesh.pp > 1 and config.model.num_moe_layers % mesh.pp:
+        found[f"mesh.pp={mesh.pp} for {config.model.num_moe_layers} MoE blocks"] = "counted as stages filled up with empty blocks"
     if config.model.precision == "mxfp8":
         found["model.precision=mxfp8"] = (
             "counted as plain bfloat16: rows between GPUs are 33/64 of that in MXFP8, and weights have MXFP8 copies"
@@ -27,7 +29,15 @@ def refuse_pending(config: TrainConfig) -> None:
         ConfigError: with all of them and the way out.
     """
     if found := pending(config):
-        raise ConfigError(
-            f"{' and '.join(found)} can be planned (moejax plan) but not run yet; "
-            "use --mesh.virtual-stages 1 with a mesh.pp that divides the MoE blocks, and --model.precision plain"
-        )
+        raise ConfigError(f"{' and '.join(found)} can be planned (moejax plan) but not run yet; use {' '.join(_ways_out(config))}")
+
+
+def _ways_out(config: TrainConfig) -> list[str]:
+    """The settings that make a config one that runs, of those that it does not have yet."""
+    mesh, blocks, words = config.mesh, config.model.num_moe_layers, []
+    if mesh.pp > 1 and mesh.schedule_name in TABLES_ONLY:
+        words += ["--mesh.schedule auto"] * (mesh.schedule != "auto") + ["--mesh.virtual-stages 1"] * (mesh.virtual_stages > 1)
+    if mesh.pp > 1 and blocks % mesh.pp:
+        nearest = min((n for n in range(2, blocks + 1) if blocks % n == 0), key=lambda n: (abs(n - mesh.pp), -n))
+        words.append(f"--mesh.pp {nearest}")
+    return words + ["--model.precision plain"] * (config.model.precision == "mxfp8")

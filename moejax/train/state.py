@@ -17,6 +17,7 @@ from moejax.nn import STACKS, ParamSpec, Transformer, is_spec
 from moejax.ops.hashing import truncated_normal
 from moejax.optim import empty_history, init_moments, path_name
 from moejax.parallel import fsdp, rules, zero
+from moejax.parallel.pipeline import check_schedule
 
 
 @jax.tree_util.register_dataclass
@@ -49,9 +50,10 @@ def make_layout(config: TrainConfig, mesh: Mesh) -> Layout:
     """Where each parameter and its state live on this mesh.
 
     Raises:
-        ConfigError: if the config names a part that can only be planned so far.
+        ConfigError: if the config names a part that can only be planned so far, or a schedule that cannot have its stages.
     """
     refuse_pending(config)
+    check_schedule(config)
     mesh_shape, weights = dict(mesh.shape), config.mesh.weights
     specs = Transformer(config.model).specs
 

@@ -65,7 +65,10 @@ def test_parts_that_cannot_run_yet_are_named_and_the_rest_is_planned(capsys: pyt
         (["eight_layers", "--gpu", "v100"], "gpu=v100 is not in the table; use one of h100, h200, b200, b300"),
         (["eight_layers", "--gpu", "b300", "--num-gpus", "16"], "num_gpus=16 is not mesh.dp=1 x mesh.ep=8 = 8; add --mesh.dp 2"),
         (["eight_layers", "--gpu", "b300", "--num-gpus", "0"], "num_gpus=0 is below 1"),
-        (["eight_layers", "--gpu", "b300", "--mesh.pp", "7", "--mesh.schedule", "2f2b"], "schedule=2f2b is not one of gpipe, 1f1b"),
+        (
+            ["eight_layers", "--gpu", "b300", "--mesh.pp", "7", "--mesh.schedule", "2f2b"],
+            "mesh.schedule=2f2b is not one of auto, gpipe, 1f1b",
+        ),
         (["eight_layers", "--gpu", "b300", "--mesh.epp", "8"], "there is no setting mesh.epp"),
         (["eight_layers", "--gpu", "b300", "--mesh.ep", "7"], "mesh.ep=7 does not divide model.moe.num_experts=64"),
         (["quickstart", "--gpu", "b300"], "model.moe.grouped_matmul=auto with model.dtype=float32"),

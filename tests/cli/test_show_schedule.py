@@ -26,12 +26,23 @@ def test_every_schedule_is_shown_and_drawn(name: str, tmp_path: Path, capsys: py
     assert str(picture) in err
 
 
+def test_help_says_which_schedules_train(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["--help"], ["1f1b", "--help"]):
+        assert main(["show-schedule", *words]) == 0
+        assert "Training runs gpipe and 1f1b" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
         (["1f2b"], "schedule=1f2b is not one of gpipe, 1f1b"),
-        (["1f1b", "--virtual-stages", "2"], "has one stage on each rank"),
-        (["v_shaped", "--virtual-stages", "1"], "has two stages on each rank"),
+        (["1f1bb"], "did you mean 1f1b?"),
+        (
+            ["1f1b", "--virtual-stages", "2"],
+            "schedule=1f1b has 1 stage on each rank, not virtual_stages=2; use virtual_stages=1, or schedule interleaved or v_shaped or",
+        ),
+        (["v_shaped", "--virtual-stages", "1"], "schedule=v_shaped has 2 stages on each rank, not virtual_stages=1; use virtual_stages=2"),
+        (["interleaved", "--virtual-stages", "1"], "schedule=interleaved has 2 or more stages on each rank"),
         (["1f1b", "--ranks", "0"], "ranks=0 is below 1"),
         (["1f1b", "--picture", "x.bmp"], "picture=x.bmp is not a picture"),
         ([], "a schedule is missing; write it as in moejax show-schedule 1f1b"),

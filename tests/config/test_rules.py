@@ -197,6 +197,7 @@ RUN = [
 ]
 
 ENUMS = [
+    misspelled("mesh.schedule", "inter", "auto, gpipe, 1f1b, interleaved, v_shaped, zero_bubble", "interleaved"),
     misspelled("model.attention.qk_norm", "heads", "none, head, width", "head"),
     misspelled("model.attention.implementation", "cuda", "auto, xla, cudnn", "cudnn"),
     misspelled("model.moe.router.gating", "sofmax", "softmax, sigmoid, topk_softmax", "softmax"),

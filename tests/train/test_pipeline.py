@@ -95,9 +95,13 @@ def test_blocks_are_split_over_stages_and_the_rest_is_on_all():
 @pytest.mark.parametrize(
     ("mesh", "message"),
     [
-        ({"pp": 3}, "mesh.pp=3 for 4 MoE blocks can be planned"),
-        ({"pp": 2, "virtual_stages": 2}, "mesh.virtual_stages=2 can be planned"),
-        ({"pp": 2, "schedule": "zero_bubble"}, "mesh.schedule=zero_bubble can be planned"),
+        ({"pp": 3}, "mesh.pp=3 for 4 MoE blocks can be planned .*; use --mesh.pp 4"),
+        ({"pp": 2, "virtual_stages": 2}, "mesh.virtual_stages=2 can be planned .*; use --mesh.virtual-stages 1$"),
+        ({"pp": 2, "schedule": "zero_bubble"}, "mesh.schedule=zero_bubble can be planned .*; use --mesh.schedule auto$"),
+        (
+            {"pp": 2, "virtual_stages": 2, "schedule": "1f1b"},
+            "mesh.schedule=1f1b has 1 stage on each rank, not mesh.virtual_stages=2; use mesh",
+        ),
     ],
 )
 def test_what_the_executor_does_not_know_is_refused(mesh, message):

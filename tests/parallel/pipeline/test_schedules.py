@@ -8,6 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moejax.config import MeshConfig
+from moejax.config.pending import TABLES_ONLY
+from moejax.config.settings import choices, fields
 from moejax.errors import ConfigError
 from moejax.parallel.pipeline import SCHEDULES, build
 from moejax.parallel.pipeline.schedule import Order
@@ -24,6 +27,23 @@ def numbers(draw):
 
 def test_every_schedule_is_tested():
     assert VIRTUAL.keys() == SCHEDULES.keys()
+
+
+def test_the_config_knows_the_names_of_all():
+    assert choices(dict(fields(MeshConfig))["schedule"]) == ("auto", *SCHEDULES)
+    assert set(TABLES_ONLY) < SCHEDULES.keys()
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_there_is_a_schedule_for_the_stages_that_it_takes_and_no_other(name):
+    for stages in range(1, 6):
+        if SCHEDULES[name].takes(stages):
+            assert build(name, 2, 3, stages).num_stages == 2 * stages
+        else:
+            with pytest.raises(
+                ConfigError, match=rf"schedule={name} has .* on each rank, not virtual_stages={stages}; use virtual_stages="
+            ):
+                build(name, 2, 3, stages)
 
 
 @given(numbers())
@@ -190,9 +210,12 @@ def test_stages_have_to_lie_on_neighbours_and_evenly():
     ("words", "message"),
     [
         (("1f2b", 4, 8, 1), "schedule=1f2b is not one of gpipe, 1f1b, interleaved, v_shaped, zero_bubble"),
-        (("1f1b", 4, 8, 2), "schedule=1f1b with virtual_stages=2 has one stage on each rank; use virtual_stages=1, or interleaved"),
-        (("interleaved", 4, 8, 1), "has two or more stages on each rank; use virtual_stages=2, or 1f1b"),
-        (("v_shaped", 4, 8, 3), "has two stages on each rank; use virtual_stages=2"),
+        (("1f1b", 4, 8, 2), "schedule=1f1b has 1 stage on each rank, not virtual_stages=2; use virtual_stages=1, or schedule interleaved"),
+        (
+            ("interleaved", 4, 8, 1),
+            "has 2 or more stages on each rank, not virtual_stages=1; use virtual_stages=2, or schedule gpipe or 1f1b",
+        ),
+        (("v_shaped", 4, 8, 3), "has 2 stages on each rank, not virtual_stages=3; use virtual_stages=2, or schedule interleaved"),
         (("1f1b", 0, 8, 1), "ranks=0 is below 1"),
         (("1f1b", 2, 0, 1), "microbatches=0 is below 1"),
     ],

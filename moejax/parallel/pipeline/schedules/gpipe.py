@@ -1,7 +1,7 @@
 """All forward passes, then all backward passes (Huang et al. 2019, arXiv:1811.06965). Holds every microbatch at once."""
 
 from moejax.parallel.pipeline.schedule import Order
-from moejax.parallel.pipeline.schedules.kind import Kind, only_one_virtual_stage
+from moejax.parallel.pipeline.schedules.kind import Kind
 
 
 def make(ranks: int, microbatches: int, virtual_stages: int) -> Order:
@@ -16,4 +16,4 @@ def theory(ranks: int, microbatches: int, virtual_stages: int) -> float:
     return (ranks - 1) / (microbatches + ranks - 1)
 
 
-GPIPE = Kind("gpipe", make, only_one_virtual_stage, theory)
+GPIPE = Kind("gpipe", make, theory)

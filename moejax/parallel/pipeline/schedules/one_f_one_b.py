@@ -5,7 +5,7 @@ and the warm-up of rank p is 2 (P - 1 - p) + (V - 1) P forward passes.
 """
 
 from moejax.parallel.pipeline.schedule import Order
-from moejax.parallel.pipeline.schedules.kind import Kind, only_one_virtual_stage
+from moejax.parallel.pipeline.schedules.kind import Kind
 
 
 def make(ranks: int, microbatches: int, virtual_stages: int) -> Order:
@@ -29,9 +29,5 @@ def theory(ranks: int, microbatches: int, virtual_stages: int) -> float | None:
     return (ranks - 1) / (virtual_stages * microbatches + ranks - 1)
 
 
-def _needs_several(virtual_stages: int) -> str | None:
-    return None if virtual_stages > 1 else "has two or more stages on each rank; use virtual_stages=2, or 1f1b"
-
-
-ONE_F_ONE_B = Kind("1f1b", make, only_one_virtual_stage, theory)
-INTERLEAVED = Kind("interleaved", make, _needs_several, theory)
+ONE_F_ONE_B = Kind("1f1b", make, theory)
+INTERLEAVED = Kind("interleaved", make, theory, least_stages=2, most_stages=None)

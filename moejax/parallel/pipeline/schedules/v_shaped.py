@@ -17,8 +17,4 @@ def make(ranks: int, microbatches: int, virtual_stages: int) -> Order:
     return Order(tuple(min(s, last - s) for s in range(last + 1)), forward, backward)
 
 
-def _needs_two(virtual_stages: int) -> str | None:
-    return None if virtual_stages == 2 else "has two stages on each rank; use virtual_stages=2"
-
-
-V_SHAPED = Kind("v_shaped", make, _needs_two, lambda ranks, microbatches, virtual_stages: None)
+V_SHAPED = Kind("v_shaped", make, lambda ranks, microbatches, virtual_stages: None, least_stages=2, most_stages=2)
