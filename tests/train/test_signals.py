@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,9 @@ from tests.train.fakes import fake_config, install
 PROGRAM = """
 import sys
 from moejax.config import CheckpointConfig, EvalConfig, LogConfig
-from moejax.train import loop
+from moejax.train import loop, signals
 from tests.train.fakes import fake_config, install
+signals.GRACE_S = {grace_s}
 install(setattr, seconds={seconds}, eval_seconds=60)
 sys.argv = ["moejax", "train", "quickstart"]
 checkpoint, evaluation = CheckpointConfig(every={every}), EvalConfig(every={eval_every})
@@ -30,8 +32,10 @@ sys.exit(loop.train(config))
 """
 
 
-def _start(run: Path, *, seconds: float = 0.01, every: int = 100000, eval_every: int | None = None) -> subprocess.Popen:
-    program = PROGRAM.format(run=str(run), seconds=seconds, every=every, eval_every=eval_every)
+def _start(
+    run: Path, *, seconds: float = 0.01, every: int = 100000, eval_every: int | None = None, grace_s: float = 5.0
+) -> subprocess.Popen:
+    program = PROGRAM.format(run=str(run), seconds=seconds, every=every, eval_every=eval_every, grace_s=grace_s)
     return subprocess.Popen(
         [sys.executable, "-u", "-c", program],
         cwd=Path(__file__).parents[2],
@@ -61,7 +65,7 @@ def test_a_signal_saves_the_step_it_came_in_and_says_how_to_go_on(tmp_path, numb
     step = committed_steps(tmp_path / "run" / "checkpoints")[-1]
     train = [record["step"] for record in read_records(tmp_path / "run" / "metrics.jsonl") if record["kind"] == "train"]
     assert train == list(range(1, step + 1))
-    assert f"{number.name}: stopping after this step and saving; once more to stop at once" in rest
+    assert f"{number.name}: stopping after this step and saving; once more in 5 s or later to stop at once" in rest
     assert f"stopped by {number.name} after step {step} of 100000; the newest checkpoint is {step}" in rest
     assert "to go on   moejax train quickstart\n" in rest
 
@@ -75,15 +79,29 @@ def test_a_signal_ends_an_evaluation_and_the_steps_before_it_are_saved(tmp_path)
     assert committed_steps(tmp_path / "run" / "checkpoints") == [3]
 
 
-def test_a_second_signal_ends_the_process_at_once(tmp_path):
-    process = _start(tmp_path / "run", seconds=600)
+def test_a_second_signal_after_the_grace_ends_the_process_at_once(tmp_path):
+    process = _start(tmp_path / "run", seconds=600, grace_s=1.0)
     _read_until(process, "compiling the step")
     process.send_signal(signal.SIGINT)
     _read_until(process, "stopping after this step")
+    time.sleep(1.2)
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=20)
     assert process.returncode == 130
     assert committed_steps(tmp_path / "run" / "checkpoints") == []
+
+
+def test_signals_that_come_together_are_one_request_and_the_checkpoint_is_saved(tmp_path):
+    """GNU timeout sends SIGTERM to the child and to its group: twice, at once."""
+    process = _start(tmp_path / "run", seconds=0.5)
+    _read_until(process, "step      1/")
+    for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
+        process.send_signal(number)
+        time.sleep(0.01)
+    rest, _ = process.communicate(timeout=60)
+    assert process.returncode == 143, rest
+    assert rest.count("stopping after this step") == 1
+    assert committed_steps(tmp_path / "run" / "checkpoints")[-1] >= 1
 
 
 def test_a_run_killed_while_it_saves_resumes_and_has_every_step_once(tmp_path, monkeypatch):
