@@ -40,6 +40,11 @@ class Rule:
         return self.dim is not None and self.param == self.state
 
 
+def small_bytes() -> int:
+    """Bytes below which the float32 state of a leaf is not worth splitting."""
+    return _SMALL_BYTES
+
+
 def make_rule(
     shape: Sequence[int],
     logical_axes: Sequence[str],
@@ -64,7 +69,7 @@ def make_rule(
     other = [i for i, name in enumerate(logical_axes) if name not in _STACK_DIMS] if elementwise else []
     dims = [i for i in stack + other if local[i] % count == 0]
     param = _spec(entries)
-    if count == 1 or not dims or math.prod(local) * 4 < _SMALL_BYTES:
+    if count == 1 or not dims or math.prod(local) * 4 < small_bytes():
         return Rule(axes, None, param, param, count)
     entries[dims[0]] = entries[dims[0]] + axes
     state = _spec(entries)

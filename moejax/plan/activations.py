@@ -10,14 +10,15 @@ Most is in use when the backward pass enters the last MoE block of a microbatch:
 When the backward pass leaves the first block, all gradients are there and no activations.
 
 With pipeline stages the gradients are those of one stage, and the activations those of one stage, which is computed again for its backward
-pass. Beside them wait inputs of stages: as many as (interleaved) 1F1B has under way on the first rank when every tick is a forward and a
-backward pass, which is the warm-up of Narayanan et al. 2021 (arXiv:2104.04473) and one; and the rings of the prologue.
+pass. Beside them wait inputs of stages and their gradients, as many as the table of the schedule has (`moejax.plan.stages`).
 """
 
 from collections.abc import Iterable
 
 from moejax.config import TrainConfig
-from moejax.plan.formula import ITEM_BYTES, dispatch_buffer_bytes, local_parameters, rank_layers, row_bytes, tokens
+from moejax.plan.formula import local_parameters, rank_layers
+from moejax.plan.moves import ITEM_BYTES, dispatch_buffer_bytes, portion_of, route_bytes, staging_bytes, tokens, transport_of
+from moejax.plan.stages import stages_of
 
 
 def temp_bytes(config: TrainConfig) -> dict[str, int]:
@@ -32,20 +33,21 @@ def temp_bytes(config: TrainConfig) -> dict[str, int]:
     kept, working = kept_bytes(config), working_bytes(config)
     if kept + working < early:
         return {"gradient sums": sums, "gradients": late + early}
-    return {"gradient sums": sums, "gradients": late, "kept activations": kept, "working set": working}
+    return {"gradient sums": sums, "gradients": late, "kept activations": kept, **waiting_bytes(config), "working set": working}
 
 
 def kept_bytes(config: TrainConfig) -> int:
-    """What all blocks keep on the device for the backward pass, of one microbatch, and what waits between pipeline stages."""
+    """What all blocks keep on the device for the backward pass, of one microbatch."""
     model, named = config.model, named_bytes(config)
     names = {"none": tuple(named), "offload": ()}.get(model.recompute, ("block_in", *model.kept_residuals))
-    kept = _in_all_blocks(config, names) + waiting_inputs(config) * named["block_in"]
+    kept = _in_all_blocks(config, names)
     if model.recompute == "none":
         # Beside the named results: hidden activations, arguments of norms, the middle of the block.
         dense, moe = _blocks_kept(config)
         norms = {"pre": 2, "post": 2, "peri": 4}[model.norm_placement]
         kept += (dense + moe) * ((norms + 1) * named["block_in"] + (model.attention.qk_norm != "none") * named["qkv"])
-        kept += moe * (named.get("expert_gate_up", 0) + named.get("shared_gate_up", 0)) // 2 + dense * named["mlp_gate_up"] // 2
+        chunks = 1 if model.moe is None else portion_of(config).chunks
+        kept += moe * (chunks * named.get("expert_gate_up", 0) + named.get("shared_gate_up", 0)) // 2 + dense * named["mlp_gate_up"] // 2
     return kept
 
 
@@ -58,7 +60,8 @@ def _in_all_blocks(config: TrainConfig, names: Iterable[str]) -> int:
     """Bytes of the results of these names that exist at once; each is in dense blocks, in MoE blocks, or in both."""
     named = named_bytes(config)
     dense, moe = _blocks_kept(config)
-    blocks = {"mlp_gate_up": dense, "expert_rows": moe, "expert_gate_up": moe, "expert_out": moe, "shared_gate_up": moe}
+    chunks = 1 if config.model.moe is None else portion_of(config).chunks
+    blocks = {"mlp_gate_up": dense, "shared_gate_up": moe} | dict.fromkeys(("expert_rows", "expert_gate_up", "expert_out"), moe * chunks)
     return sum(named[name] * blocks.get(name, dense + moe) for name in set(names))
 
 
@@ -68,32 +71,28 @@ def _blocks_kept(config: TrainConfig) -> tuple[int, int]:
     return (0, moe) if config.mesh.pp > 1 else (config.model.num_dense_layers, moe)
 
 
-def waiting_inputs(config: TrainConfig) -> int:
-    """Inputs and gradients of stages that a pipeline rank holds at once: under way, arriving, in the rings, a slot of each for waste."""
-    pp, virtual, microbatches = config.mesh.pp, config.mesh.virtual_stages, config.microbatches
-    if pp == 1:
-        return 0
-    under_way = min(2 * (pp - 1) + (virtual - 1) * pp + 1, virtual * microbatches)
-    if config.mesh.schedule_name == "gpipe":
-        under_way = microbatches
-    return under_way + 1 + 2 * 2 + 2 + 2 * -(-microbatches // pp)
+def waiting_bytes(config: TrainConfig) -> dict[str, int]:
+    """What waits between the stages of a pipeline; nothing without one."""
+    stages = stages_of(config)
+    return {} if stages is None else {"between stages": stages.waiting * named_bytes(config)["block_in"]}
 
 
 def working_bytes(config: TrainConfig) -> int:
-    """One MoE block on its way back: experts' rows and their gradients, routes out and in, float32 rows of tokens."""
+    """One MoE block on its way back: experts' rows and their gradients, routes out and in, float32 rows of tokens; of one chunk."""
     model, named = config.model, named_bytes(config)
     if model.moe is None:
         return 3 * named["mlp_gate_up"] + 8 * 4 * tokens(config) * model.embed_dim
+    chunks = portion_of(config).chunks  # all are computed again before the last one's backward pass
     back = named["expert_gate_up"] * 3 // 2 + 2 * named["expert_rows"]
     again = 0
     if model.recompute != "none":
         again = named["expert_gate_up"] // 2
         again += sum(named[name] for name in ("expert_rows", "expert_gate_up") if name not in model.kept_residuals)
-    return back + again + 2 * named["expert_out"] + 4 * 4 * tokens(config) * model.embed_dim
+    return back + chunks * again + 2 * named["expert_out"] + staging_bytes(config) + 4 * 4 * tokens(config) * model.embed_dim
 
 
 def named_bytes(config: TrainConfig) -> dict[str, int]:
-    """Size of each named result (`moejax.config.RESIDUALS`) of one block and microbatch."""
+    """Size of each named result (`moejax.config.RESIDUALS`) of one block and microbatch, those of experts of one chunk."""
     model, item, count = config.model, ITEM_BYTES[config.model.dtype], tokens(config)
     heads, kv_heads = model.attention.num_heads * model.head_dim, model.attention.kv_heads * model.head_dim
     tables = config.data.documents if model.dtype == "bfloat16" and model.attention.implementation != "xla" else 1
@@ -108,7 +107,8 @@ def named_bytes(config: TrainConfig) -> dict[str, int]:
         named |= {
             "expert_rows": rows,
             "expert_gate_up": rows // model.embed_dim * 2 * moe.expert_dim,
-            "expert_out": row_bytes(config),
+            # Transports of tokens keep what experts return, those of rows what came back of it.
+            "expert_out": rows if transport_of(config) in ("ring", "local") else route_bytes(config) // portion_of(config).chunks,
             "shared_gate_up": count * 2 * moe.num_shared_experts * moe.shared_expert_dim * item,
         }
     return named

@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec as P
 from moejax.config import MeshConfig, TrainConfig
 from moejax.errors import ConfigError
 from moejax.parallel import make_mesh
-from moejax.plan.gpus import find_gpu, gpus_per_host, target_config
+from moejax.plan.gpus import find_gpu, target_config
 from moejax.plan.hlo import Hlo
 from moejax.plan.memory import Buffer, peak_buffers
 from moejax.plan.traffic import Collective, HostTransfer, collectives, host_transfers
@@ -91,7 +91,7 @@ def compile_program(jitted: Any, mesh: Mesh, *args: Any) -> Program:
 
 
 def gpu_mesh(gpu: str, config: MeshConfig) -> Mesh:
-    """The mesh of a config over as many GPUs of this kind as it needs, eight to a host, none of them here.
+    """The mesh of a config over as many GPUs of this kind as it needs, none of them here; the last host may be filled in part.
 
     Raises:
         ConfigError: if the GPU is not in the table, or JAX's CUDA plugin is not installed.
@@ -120,8 +120,7 @@ def _devices(gpu: str, count: int) -> tuple:
     plugins = ("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12")
     if importlib.util.find_spec("jax_plugins") is None or not any(map(importlib.util.find_spec, plugins)):
         raise ConfigError(f"compiling for gpu={gpu} needs JAX's CUDA plugin (no GPU): pip install 'moejax[cuda13]'")
-    local = gpus_per_host(count)
-    description = topologies.get_topology_desc(
-        platform="cuda", target_config=target_config(find_gpu(gpu)), topology=f"1x{count // local}x{local}"
-    )
-    return tuple(description.devices)
+    kind = find_gpu(gpu)
+    local = min(count, kind.host)
+    topology = f"1x{-(-count // local)}x{local}"
+    return tuple(topologies.get_topology_desc(platform="cuda", target_config=target_config(kind), topology=topology).devices)[:count]

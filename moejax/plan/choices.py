@@ -30,4 +30,6 @@ def choices(config: TrainConfig, gpu: Gpu) -> dict[str, str]:
                 "asked for by name" if moe.transport == transport else f"chosen by {moe.transport} for {config.mesh.ep} ranks of {gpu.name}"
             )
             found |= {"model.moe.grouped_matmul": kernel.reason, "model.moe.transport": f"{transport}, {why}"}
+    if config.model.precision == "mxfp8" and gpu.capability < (10, 0):
+        found["model.precision"] = f"mxfp8, which {gpu.name} has no products in: they would be emulated in bfloat16, no faster than plain"
     return found | {f"warning {number}": str(warning.message) for number, warning in enumerate(known, start=1)}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from moejax.config import TrainConfig
 from moejax.plan.aot import Program, compile_step
-from moejax.plan.formula import Traffic
+from moejax.plan.payloads import Traffic
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,11 @@ class Compiled:
     host_transfers: int
     lower_s: float
     compile_s: float
+
+    @property
+    def packing_bytes(self) -> int:
+        """What the arena holds beyond the buffers that are in use at the peak, and the metrics."""
+        return max(0, self.arena_bytes - sum(self.roles.values())) + self.metrics_bytes
 
     @property
     def total_bytes(self) -> int:

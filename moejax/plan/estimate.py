@@ -5,19 +5,33 @@ from dataclasses import dataclass
 
 from moejax.config import TrainConfig, pending
 from moejax.errors import ConfigError
-from moejax.parallel.pipeline import schedule_of
+from moejax.parallel.pipeline import check_schedule
 from moejax.plan.activations import offloaded_bytes, temp_bytes
 from moejax.plan.choices import choices
-from moejax.plan.formula import argument_bytes, dispatch_buffer_bytes
+from moejax.plan.formula import argument_bytes
 from moejax.plan.gpus import Gpu, find_gpu
 from moejax.plan.links import LinkBytes, link_bytes
+from moejax.plan.moves import dispatch_buffer_bytes
+from moejax.plan.stages import stages_of
 from moejax.train.flops import count_parameters, flops_per_token
 
 USABLE = 0.9
 """Share of a GPU's memory that a plan may fill. XLA's figures, and this arithmetic, leave out the rest's users: see LEFT_OUT."""
 
+ERROR = 0.06
+"""Share by which arithmetic was low, at most, of what a step holds beside its arguments: the largest difference seen beside XLA."""
+
 PREALLOCATED = 0.75
 """Share of a GPU's memory that JAX hands out unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise."""
+
+PEAK = {"bfloat16": ("bf16", 1.0), "float32": ("TF32", 0.5)}
+"""Rate of products in each dtype: its name, and its share of the bf16 peak."""
+
+_AGAIN = {"none": 0.0, "selective": 0.2, "block": 1 / 3, "offload": 1 / 3}
+"""Arithmetic that each model.recompute adds, about; a pipeline computes its stages again too."""
+
+_PCIE = 50e9
+"""Bytes/s between a GPU and its host, about."""
 
 LEFT_OUT = "the CUDA context, communication buffers (NCCL), workspaces of cuDNN and cuBLAS, code, fragmentation"
 
@@ -58,14 +72,14 @@ class Estimate:
 
     @property
     def bubble(self) -> float:
-        """Of (interleaved) 1F1B: (P - 1) / (V M + P - 1) (Narayanan et al. 2021, section 2.2)."""
-        mesh = self.config.mesh
-        return (mesh.pp - 1) / (mesh.virtual_stages * self.config.microbatches + mesh.pp - 1)
+        """By the table of the schedule, whose ranks keep step."""
+        stages = stages_of(self.config)
+        return 0.0 if stages is None else stages.bubble
 
     @property
     def compute_s(self) -> float:
-        """Seconds of useful arithmetic at the bf16 peak, without waiting for a pipeline."""
-        return self.flops_per_token * self.tokens / self.config.mesh.num_devices / self.gpu.bf16_flops
+        """Seconds of useful arithmetic at the peak of the dtype, without waiting for a pipeline."""
+        return _compute_seconds(self.config, self.gpu)
 
     @property
     def send_s(self) -> float:
@@ -84,8 +98,7 @@ def estimate(config: TrainConfig, gpu: str) -> Estimate:
     Raises:
         ConfigError: if the GPU is not in the table, a kernel or transport of the config does not run on it, or its schedule does not exist.
     """
-    if config.mesh.pp > 1:
-        schedule_of(config)
+    check_schedule(config)
     kind, model, seq_len = find_gpu(gpu), config.model, config.data.seq_len
     total, active = count_parameters(model)
     return Estimate(
@@ -97,15 +110,34 @@ def estimate(config: TrainConfig, gpu: str) -> Estimate:
         memory=memory_bytes(config),
         host_bytes=offloaded_bytes(config),
         dispatch_bytes=0 if model.moe is None else dispatch_buffer_bytes(config),
-        links=link_bytes(config),
+        links=link_bytes(config, kind),
         choices=choices(config, kind),
         pending=pending(config),
     )
 
 
+def step_seconds(config: TrainConfig, gpu: Gpu) -> float:
+    """What orders configs by speed: arithmetic at the peak with what is computed again and the bubble, then traffic, then offloading."""
+    stages = stages_of(config)
+    again = _AGAIN[config.model.recompute] + (_AGAIN["block"] if stages else 0)
+    busy = _compute_seconds(config, gpu) * (1 + again) / (1 - (stages.bubble if stages else 0))
+    offload = 2 * offloaded_bytes(config) * config.microbatches / _PCIE
+    return busy + sum(line.seconds(gpu) for line in link_bytes(config, gpu)) + offload
+
+
+def _compute_seconds(config: TrainConfig, gpu: Gpu) -> float:
+    flops = sum(flops_per_token(config.model, config.data.seq_len).values()) * config.batch_size * config.data.seq_len
+    return flops / config.mesh.num_devices / (gpu.bf16_flops * PEAK[config.model.dtype][1])
+
+
 def memory_bytes(config: TrainConfig) -> dict[str, int]:
     """Bytes of one GPU by part."""
     return argument_bytes(config) | temp_bytes(config)
+
+
+def scaled(memory: dict[str, int], scale: float) -> dict[str, int]:
+    """Bytes by part if what a step holds beside its arguments, which are exact, is that many times as much."""
+    return {name: size if name in ARGUMENTS else int(size * scale) for name, size in memory.items()}
 
 
 def merged(memory: dict[str, int]) -> dict[str, int]:

@@ -1,11 +1,11 @@
 """The GPUs that a program can be compiled for on a machine that has none.
 
 Cores, clocks, caches and memory are those of XLA's own target descriptions (openxla/xla, xla/backends/gpu/target_config/specs);
-they decide what XLA compiles. Rates of arithmetic and links are NVIDIA's data sheets (HGX H100/H200, HGX B200/B300), dense, per GPU;
-they decide estimates.
+they decide what XLA compiles. Rates of arithmetic and links are NVIDIA's data sheets (HGX H100/H200, HGX B200/B300, GB200/GB300
+NVL72), dense, per GPU; they decide estimates. XLA describes no GH200.
 """
 
-import math
+import difflib
 from dataclasses import dataclass
 
 from moejax.errors import ConfigError
@@ -14,11 +14,12 @@ from moejax.train.flops import peak_flops
 
 @dataclass(frozen=True)
 class Gpu:
-    """One kind of GPU, SXM form, eight to a host.
+    """One kind of GPU.
 
     device_kind: name under which JAX knows it. capability: CUDA compute capability. cores: streaming multiprocessors.
     matrix_ops: bf16 multiply-adds per clock of one of the four tensor cores of a multiprocessor; matrix_clock_ghz: their clock.
-    fp8_flops: dense peak in FLOP/s. nvlink, network: bytes/s of one GPU in one direction.
+    nvlink, network: bytes/s of one GPU in one direction. host: GPUs of one host. domain: GPUs that
+    NVLink joins; of the 72 of a rack 64, which is what a mesh of powers of two takes of it.
     """
 
     name: str
@@ -31,9 +32,10 @@ class Gpu:
     clock_ghz: float
     matrix_clock_ghz: float
     matrix_ops: int
-    fp8_flops: float
     nvlink: float
     network: float
+    host: int = 8
+    domain: int = 8
 
     @property
     def bf16_flops(self) -> float:
@@ -55,7 +57,6 @@ _HOPPER = {
     "clock_ghz": 1.98,
     "matrix_clock_ghz": 1.8295201,
     "matrix_ops": 1024,
-    "fp8_flops": 1.979e15,
     "nvlink": 450e9,
     "network": 50e9,
 }
@@ -63,8 +64,16 @@ _BLACKWELL = {
     "clock_ghz": 1.965,
     "matrix_clock_ghz": 1.8353101,
     "matrix_ops": 2048,
-    "fp8_flops": 4.5e15,
     "nvlink": 900e9,
+}
+_GRACE_BLACKWELL = {
+    "cores": 152,
+    "memory_bandwidth": 7_928_064_000_000,
+    "l2_bytes": 135_528_448,
+    "matrix_ops": 2048,
+    "nvlink": 900e9,
+    "host": 4,
+    "domain": 64,
 }
 
 GPUS = {
@@ -94,6 +103,26 @@ GPUS = {
             network=100e9,
             **_BLACKWELL,
         ),
+        Gpu(
+            name="gb200",
+            device_kind="NVIDIA GB200",
+            capability=(10, 0),
+            memory_bytes=197_897_748_480,
+            clock_ghz=2.062,
+            matrix_clock_ghz=1.9259081,
+            network=50e9,
+            **_GRACE_BLACKWELL,
+        ),
+        Gpu(
+            name="gb300",
+            device_kind="NVIDIA GB300",
+            capability=(10, 3),
+            memory_bytes=297_021_079_552,
+            clock_ghz=2.07,
+            matrix_clock_ghz=1.93338,
+            network=100e9,
+            **_GRACE_BLACKWELL,
+        ),
     )
 }
 
@@ -105,16 +134,18 @@ def find_gpu(name: str) -> Gpu:
         ConfigError: if there is no such GPU in the table.
     """
     if name.lower() not in GPUS:
-        raise ConfigError(f"gpu={name} is not in the table; use one of {', '.join(GPUS)}, or add it to moejax/plan/gpus.py")
+        near = difflib.get_close_matches(name.lower(), GPUS, n=1, cutoff=0.8)
+        hint = f"; the nearest is {near[0]}" if near else ""
+        raise ConfigError(f"gpu={name} is not in the table{hint}; use one of {', '.join(GPUS)}, or add it to moejax/plan/gpus.py")
     return GPUS[name.lower()]
 
 
 def link_rate(device_kind: str, *, hosts: int) -> float | None:
-    """Bytes/s that leave one GPU of this kind: over NVLink on one host, over the network between hosts; None if not in the table."""
+    """Bytes/s that leave one GPU of this kind: over NVLink in one domain, over the network beyond; None if not in the table."""
     gpu = next((gpu for gpu in GPUS.values() if gpu.device_kind == device_kind), None)
     if gpu is None:
         return None
-    return gpu.nvlink if hosts == 1 else gpu.network
+    return gpu.nvlink if hosts == 1 or hosts * gpu.host <= gpu.domain else gpu.network
 
 
 def target_config(gpu: Gpu) -> str:
@@ -146,8 +177,3 @@ platform_name: "CUDA" dnn_version_info {{ major: 9 minor: 10 patch: 0 }} device_
 def _rates(types: tuple[int, ...], clock_ghz: float, units: int, ops: int) -> str:
     value = f"{{ clock_rate_ghz: {clock_ghz} units_per_core: {units} ops_per_clock: {ops} }}"
     return " ".join(f"rate_infos {{ key: {key} value {value} }}" for key in types)
-
-
-def gpus_per_host(num_gpus: int) -> int:
-    """GPUs of one host of a cluster: eight, or all of a smaller one."""
-    return math.gcd(num_gpus, 8) if num_gpus > 8 else num_gpus

@@ -30,7 +30,7 @@ class Buffer:
         if self.op_name.endswith(("microbatches/while/body/eval_jaxpr/add", "ticks/while/body/eval_jaxpr/add")):
             return "gradient sums"
         if self.op_name.endswith("ticks/while/body/eval_jaxpr/scatter"):
-            return "kept activations"  # inputs of stages that wait
+            return "between stages"
         if not self.op_name.endswith("dynamic_update_slice"):
             return "working set"
         return "gradients" if "transpose(" in self.op_name else "kept activations"

@@ -17,6 +17,7 @@ _COLOURS = {
     "gradient sums": "#c2571a",
     "gradients": "#eb9a5f",
     "kept activations": "#3a9a5b",
+    "between stages": "#b9a44c",
     "working set": "#8fcf9f",
     "packing": "#d4d7db",
 }
@@ -63,8 +64,7 @@ def _bars(plan: Plan) -> dict[str, dict[str, int]]:
     bars = {"arithmetic": merged(plan.estimate.memory)}
     if (xla := plan.compiled) is not None:
         given = merged({name: plan.estimate.memory[name] for name in ARGUMENTS})
-        new = xla.total_bytes - sum(given.values()) - sum(xla.roles.values())
-        bars["XLA"] = given | {name: xla.roles[name] for name in _COLOURS if name in xla.roles} | {"packing": max(0, new)}
+        bars["XLA"] = given | {name: xla.roles[name] for name in _COLOURS if name in xla.roles} | {"packing": xla.packing_bytes}
     for suggestion in plan.suggestions:
         bars[suggestion.words.replace(" --", "\n--")] = merged(suggestion.memory)
     return bars

@@ -6,7 +6,7 @@ from typing import Any
 
 from moejax.config import SYSTEM_REFERENCE, TrainConfig, pending, to_dict
 from moejax.plan.compiled import Compiled, as_planned, compile_plan
-from moejax.plan.estimate import LEFT_OUT, Estimate, check_count, estimate, usable_bytes
+from moejax.plan.estimate import ARGUMENTS, ERROR, LEFT_OUT, Estimate, check_count, estimate, scaled, usable_bytes
 from moejax.plan.fit import Suggestion, nearest_that_fit
 
 
@@ -28,9 +28,20 @@ class Plan:
         return self.compiled.total_bytes if self.compiled else self.estimate.total_bytes
 
     @property
+    def scale(self) -> float:
+        """What XLA holds beside the arguments over what arithmetic says; 1 if nothing was compiled."""
+        own = sum(size for name, size in self.estimate.memory.items() if name not in ARGUMENTS)
+        return (self.compiled.total_bytes - self.compiled.argument_bytes) / own if self.compiled else 1.0
+
+    @property
     def margin_bytes(self) -> int:
         """What stays free of the part of memory that may be filled; negative if the step does not fit."""
         return usable_bytes(self.estimate.gpu) - self.total_bytes
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether a step that fits by arithmetic would not if that were as far off as it can be."""
+        return self.compiled is None and sum(scaled(self.estimate.memory, 1 + ERROR).values()) > usable_bytes(self.estimate.gpu)
 
     @property
     def fits(self) -> bool:
@@ -60,7 +71,7 @@ def plan_step(config: TrainConfig, gpu: str, *, num_gpus: int | None = None, com
     plan = Plan(figures, compiled, [])
     if plan.fits:
         return plan
-    return Plan(figures, compiled, nearest_that_fit(config, figures.gpu, scale=plan.total_bytes / figures.total_bytes))
+    return Plan(figures, compiled, nearest_that_fit(config, figures.gpu, scale=plan.scale))
 
 
 def as_dict(plan: Plan) -> dict[str, Any]:
@@ -82,7 +93,10 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "arithmetic_total_bytes": figures.total_bytes,
         "host_bytes": figures.host_bytes,
         "dispatch_bytes": figures.dispatch_bytes,
-        "traffic": [line.line._asdict() | {"nvlink": line.nvlink, "network": line.network} for line in figures.links],
+        "traffic": [
+            line.line._asdict() | {"nvlink": line.nvlink, "network": line.network, "gpus_on_network": line.crossing}
+            for line in figures.links
+        ],
         "compute_s": figures.compute_s,
         "send_s": figures.send_s,
         "bubble": figures.bubble,
@@ -92,13 +106,25 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "compiled": None if plan.compiled is None else _compiled_dict(plan.compiled),
         "fits": plan.fits,
         "margin_bytes": plan.margin_bytes,
-        "suggestions": [{"changes": s.changes, "words": s.words, "total_bytes": s.total_bytes} for s in plan.suggestions],
+        "suggestions": [_suggestion_dict(plan, suggestion) for suggestion in plan.suggestions],
+    }
+
+
+def _suggestion_dict(plan: Plan, suggestion: Suggestion) -> dict[str, Any]:
+    return {
+        "changes": suggestion.changes,
+        "words": suggestion.words,
+        "num_gpus": suggestion.config.mesh.num_devices,
+        "memory": suggestion.memory,
+        "total_bytes": suggestion.total_bytes,
+        "margin_bytes": usable_bytes(plan.estimate.gpu) - suggestion.total_bytes,
     }
 
 
 def _compiled_dict(compiled: Compiled) -> dict[str, Any]:
     return dataclasses.asdict(compiled) | {
         "total_bytes": compiled.total_bytes,
+        "packing_bytes": compiled.packing_bytes,
         "buffers": [dict(zip(("bytes", "array", "part", "source"), buffer, strict=True)) for buffer in compiled.buffers],
         "traffic": [line._asdict() for line in compiled.traffic],
     }

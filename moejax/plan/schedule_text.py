@@ -4,13 +4,17 @@ from collections.abc import Iterator
 
 from moejax.parallel.pipeline import SCHEDULES, Schedule
 
+_WIDTH = 120
+"""Letters of a line; a longer table goes on below."""
+
 
 def lines(schedule: Schedule) -> Iterator[str]:
     """The schedule, line by line."""
     s = schedule
     stages = f", {s.virtual_stages} stages on each" if s.virtual_stages > 1 else ""
-    yield f"{s.name}: {s.ranks} ranks{stages}, {s.microbatches} microbatches, {s.num_ticks} ticks"
-    yield "F2: forward pass of microbatch 2; B: backward; W: gradients of weights" + ("; F2.1: stage 1 of the rank" if stages else "")
+    yield f"{s.name}: {_count(s.ranks, 'rank')}{stages}, {_count(s.microbatches, 'microbatch', 'es')}, {_count(s.num_ticks, 'tick')}"
+    weights = "; W: gradients of weights" if s.order.weight is not None else ""
+    yield f"F2: forward pass of microbatch 2; B: backward{weights}" + ("; F2.1: stage 1 of the rank" if stages else "")
     yield ""
     yield from _table(s)
     yield ""
@@ -40,5 +44,13 @@ def _table(s: Schedule) -> Iterator[str]:
         for rank in range(s.ranks)
     ]
     width = max(len(text) for row in rows for text in row)
-    for rank, row in enumerate(rows):
-        yield f"rank {rank:<3} " + " ".join(f"{text:<{width}}" for text in row).rstrip()
+    most = max(1, (_WIDTH - len("rank 000 ")) // (width + 1))
+    for first in range(0, s.num_ticks, most):
+        if s.num_ticks > most:
+            yield f"ticks {first} to {min(first + most, s.num_ticks) - 1}"
+        for rank, row in enumerate(rows):
+            yield f"rank {rank:<3} " + " ".join(f"{text:<{width}}" for text in row[first : first + most]).rstrip()
+
+
+def _count(number: int, noun: str, plural: str = "s") -> str:
+    return f"{number} {noun}" + (plural if number != 1 else "")

@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 
 from moejax.config import SYSTEM_REFERENCE
 from moejax.plan.compiled import Compiled
-from moejax.plan.estimate import ARGUMENTS, LEFT_OUT, PREALLOCATED, USABLE, merged, usable_bytes
+from moejax.plan.estimate import ARGUMENTS, ERROR, LEFT_OUT, PEAK, PREALLOCATED, USABLE, merged, usable_bytes
+from moejax.plan.fit import MAX_GPUS
 from moejax.plan.plan import Plan
 
-_GIB = 2**30
+_MIB, _GIB = 2**20, 2**30
 
 
 def lines(plan: Plan) -> Iterator[str]:
@@ -29,7 +30,8 @@ def lines(plan: Plan) -> Iterator[str]:
         f"step       {figures.tokens:,} tokens in {config.microbatches:,} microbatches of "
         f"{config.microbatch_size // mesh.data_ranks} x {config.data.seq_len:,} a GPU"
     )
-    yield f"at least   {seconds(figures.compute_s)} of arithmetic at the bf16 peak, {seconds(figures.send_s)} of traffic at full rate"
+    peak = PEAK[config.model.dtype][0]
+    yield f"at least   {seconds(figures.compute_s)} of arithmetic at the {peak} peak, {seconds(figures.send_s)} of traffic at full rate"
     if mesh.pp > 1:
         yield f"           a pipeline rank waits {figures.bubble:.1%} of a step"
     yield ""
@@ -55,19 +57,24 @@ def verdict(plan: Plan) -> Iterator[str]:
         yield f"does not fit: {gib(plan.total_bytes)} GiB by {by} are {gib(-plan.margin_bytes)} more than {usable}"
     yield f"  not in these figures: {LEFT_OUT}"
     if plan.fits:
+        if plan.is_narrow:
+            yield f"  narrowly: arithmetic can be {ERROR:.0%} low in what a step holds beside its arguments; --compile says more"
         if plan.total_bytes > PREALLOCATED * gpu.memory_bytes:
             yield f"  JAX hands out {PREALLOCATED} of a GPU's memory by default: train with XLA_PYTHON_CLIENT_MEM_FRACTION={USABLE}"
         return
     if not plan.suggestions:
-        yield "  no other recompute, microbatch, mesh.ep or number of GPUs helps; take fewer or smaller experts, or a larger GPU"
+        yield (
+            f"  no recompute, microbatches, mesh of up to {MAX_GPUS:,} GPUs, or half as long sequences (and half of that) that were tried "
+            "make it fit; take fewer or smaller experts, or a larger GPU"
+        )
         return
     yield "  nearest settings that fit:"
     width = max(len(suggestion.words) for suggestion in plan.suggestions)
-    scale = plan.total_bytes / plan.estimate.total_bytes
     for suggestion in plan.suggestions:
         gpus = suggestion.config.mesh.num_devices
-        more = f" on {gpus:,} GPUs" if gpus != plan.config.mesh.num_devices else ""
-        yield f"    {suggestion.words:<{width}}  {gib(suggestion.total_bytes * scale)} GiB{more}"
+        more = f", on {gpus:,} GPUs" if gpus != plan.config.mesh.num_devices else ""
+        left = gib(usable_bytes(gpu) - suggestion.total_bytes)
+        yield f"    {suggestion.words:<{width}}  {gib(suggestion.total_bytes)} GiB, {left} left{more}"
 
 
 def _memory(plan: Plan) -> Iterator[str]:
@@ -82,6 +89,7 @@ def _memory(plan: Plan) -> Iterator[str]:
         rows.append(("  what the step is given", gib(given), gib(compiled.argument_bytes)))
     rows += [(f"  {name}", gib(size), gib(xla.get(name, 0))) for name, size in figures.memory.items() if name not in ARGUMENTS]
     if compiled:
+        rows.append(("  packing", "", gib(compiled.packing_bytes)))
         rows.append(("  what it holds beside that", gib(own), f"{gib(compiled.arena_bytes)}  {_difference(own, compiled.arena_bytes)}"))
     total = f"{gib(compiled.total_bytes)}  {_difference(figures.total_bytes, compiled.total_bytes)}" if compiled else ""
     rows.append(("  total", gib(figures.total_bytes), total))
@@ -109,11 +117,18 @@ def _traffic(plan: Plan) -> Iterator[str]:
         same = xla is not None and xla.payload == line.payload
         note = "the same" if same else f"{gib(xla.payload)}" if xla else "none"
         rows.append((*row, *((note,) if plan.compiled else ())))
-    rest = sum(line.payload for line in found.values())
+    large = [line for line in found.values() if line.payload >= _MIB]
+    for line in large:
+        rows.append((f"  {line.kind}", ",".join(line.axes), line.dtype, f"{line.times:,}", "not counted", "", "", "", gib(line.payload)))
     yield from _aligned(rows, left=(0, 1, 2))
+    for link in plan.estimate.links:
+        if 0 < link.crossing < plan.config.mesh.num_devices:
+            who = f"{link.crossing:,} of {plan.config.mesh.num_devices:,} GPUs send over the network"
+            yield f"  {link.line.kind} over {','.join(link.line.axes)}: {who}; each link counts for the GPU that sends most over it"
     if plan.compiled:
-        count = sum(line.times for line in found.values())
-        yield f"  XLA has {count:,} more small collectives (metrics, norms), {rest / 2**20:.2f} MiB together"
+        small = [line for line in found.values() if line.payload < _MIB]
+        count, rest = sum(line.times for line in small), sum(line.payload for line in small)
+        yield f"  XLA has {count:,} more collectives below 1 MiB a step (metrics, norms), {rest / _MIB:.2f} MiB together"
 
 
 def _program(compiled: Compiled) -> Iterator[str]:

@@ -50,6 +50,8 @@ def test_p18_a_slow_link_is_warned_of_and_an_unknown_one_is_not():
 def test_the_link_is_that_of_the_gpu_and_the_network_between_hosts():
     assert link_rate("NVIDIA H200", hosts=1) == 450e9
     assert link_rate("NVIDIA H200", hosts=2) == 50e9
+    assert link_rate("NVIDIA GB200", hosts=16) == 900e9, "16 hosts of four are one NVLink domain"
+    assert link_rate("NVIDIA GB200", hosts=17) == 50e9
     assert link_rate("cpu", hosts=1) is None
 
 

@@ -11,7 +11,7 @@ from moejax.config import MeshConfig, MoEConfig
 from moejax.parallel import make_mesh
 from moejax.parallel.expert import expert_parallel, receive_rows
 from moejax.parallel.expert.transports import TRANSPORTS
-from moejax.plan.formula import dispatch_buffer_bytes
+from moejax.plan.moves import dispatch_buffer_bytes
 from tests.oracle.examples import model_config, train_config
 
 REAL = {

@@ -9,7 +9,9 @@ from concurrent.futures import ProcessPoolExecutor
 from moejax.config import AttentionConfig, DataConfig, MeshConfig, ModelConfig, MoEConfig, RouterConfig, TrainConfig
 from moejax.plan.activations import temp_bytes
 from moejax.plan.aot import Program, compile_step
-from moejax.plan.formula import argument_bytes, row_bytes, step_traffic
+from moejax.plan.formula import argument_bytes
+from moejax.plan.moves import route_bytes
+from moejax.plan.payloads import step_traffic
 from moejax.plan.traffic import table
 
 MIB = 2**20
@@ -89,7 +91,7 @@ def assert_rows_move(config: TrainConfig, program: Program, moves: int) -> None:
     rows = [c for c in program.collectives if c.kind == "ragged-all-to-all"]
     # XLA may take a layer's moves out of the loop, so executions are counted, not instructions.
     assert sum(c.times for c in rows) == runs * moves
-    assert {c.payload for c in rows} == {row_bytes(config)}
+    assert {c.payload for c in rows} == {route_bytes(config)}
 
 
 def assert_weights_move_once(program: Program) -> None:

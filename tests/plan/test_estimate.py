@@ -8,9 +8,12 @@ import pytest
 from moejax.config import MeshConfig
 from moejax.errors import ConfigError
 from moejax.parallel.pipeline import build
-from moejax.plan.activations import offloaded_bytes, temp_bytes, waiting_inputs
+from moejax.plan.activations import offloaded_bytes, temp_bytes, waiting_bytes
 from moejax.plan.estimate import check_count, estimate, memory_bytes
-from moejax.plan.formula import dispatch_buffer_bytes, forward_ticks, local_parameters, rank_layers, step_traffic
+from moejax.plan.formula import local_parameters, rank_layers
+from moejax.plan.moves import dispatch_buffer_bytes, transport_of
+from moejax.plan.payloads import step_traffic
+from moejax.plan.stages import stages_of
 from moejax.train.flops import count_parameters
 from tests.plan.programs import eight_layers
 
@@ -44,33 +47,50 @@ def test_the_ranks_of_a_mesh_hold_every_parameter_once():
 
 @pytest.mark.parametrize(("pp", "virtual", "microbatches", "under_way"), [(4, 1, 16, 7), (4, 1, 2, 2), (2, 2, 16, 5), (2, 3, 1, 3)])
 def test_p42_what_waits_is_bounded_by_the_stages_not_the_microbatches(pp, virtual, microbatches, under_way):
-    config = piped(pp, virtual, microbatches)
+    config, x = piped(pp, virtual, microbatches), 8192 * 4096 * 2
     rings = 2 * -(-microbatches // pp)
-    assert waiting_inputs(config) == under_way + 7 + rings
+    assert waiting_bytes(config) == {"between stages": x * (under_way + 7 + rings)}
     assert build(config.mesh.schedule_name, pp, microbatches, virtual).num_residuals == under_way
     everything = dataclasses.replace(piped(4), mesh=MeshConfig(pp=4, ep=8, schedule="gpipe"))
-    assert waiting_inputs(everything) == 16 + 7 + 8
-    assert waiting_inputs(piped(1)) == 0
+    assert waiting_bytes(everything) == {"between stages": x * (16 + 7 + 8)}
+    assert waiting_bytes(piped(1)) == {}
+
+
+def test_what_waits_is_what_the_table_of_the_schedule_says():
+    for schedule, virtual in (("v_shaped", 2), ("zero_bubble", 1), ("zero_bubble", 2)):
+        table = build(schedule, 3, 12, virtual)
+        stages = stages_of(
+            dataclasses.replace(
+                piped(1), microbatches=12, batch_size=96, mesh=MeshConfig(pp=3, virtual_stages=virtual, ep=8, schedule=schedule)
+            )
+        )
+        assert stages.kept == table.num_residuals + 1
+        assert (stages.inputs, stages.gradients) == (table.num_inputs + 2, table.num_gradients + 2)
+        assert stages.bubble == table.bubble()
+        assert stages.neighbours == (2 if schedule == "v_shaped" else 1)
+    assert build("zero_bubble", 3, 12).num_gradients > build("1f1b", 3, 12).num_gradients, "they wait for the pass of the weights"
 
 
 @pytest.mark.parametrize(("pp", "virtual", "microbatches"), [(2, 1, 4), (7, 1, 5), (2, 2, 4), (2, 2, 5)])
 def test_a_pipeline_sends_in_every_tick(pp, virtual, microbatches):
     config = piped(pp, virtual, microbatches)
     schedule = build(config.mesh.schedule_name, pp, microbatches, virtual)
-    ticks = int((schedule.grid("F")[:, :, 0] >= 0).any(axis=1).sum())
-    assert ticks == forward_ticks(config) if virtual == 1 or microbatches % pp == 0 else ticks <= forward_ticks(config)
+    forward, backward = (int((schedule.grid(kind)[:, :, 0] >= 0).any(axis=1).sum()) for kind in "FB")
+    if virtual == 1 or microbatches % pp == 0:
+        assert forward == backward == virtual * microbatches + pp - 1
     found = {(line.kind, line.axes): line for line in step_traffic(config)}
     x, padded = 8192 * 4096 * 2, -(-8192 // pp) * pp * 4096 * 2
-    assert found["collective-permute", ("pp",)].payload == x * (4 * forward_ticks(config) + (microbatches % pp > 0))
-    assert found["reduce-scatter", ("pp",)].payload == found["all-gather", ("pp",)].payload == padded * forward_ticks(config)
+    assert found["collective-permute", ("pp",)].payload == x * (2 * (forward + backward) + (microbatches % pp > 0))
+    assert found["reduce-scatter", ("pp",)].payload == found["all-gather", ("pp",)].payload == padded * backward
     rows = found["ragged-all-to-all", ("ep",)]
-    assert rows.times == 6 * forward_ticks(config) * rank_layers(config) // virtual
+    assert rows.times == (2 * forward + 4 * backward) * rank_layers(config) // virtual
 
 
-def test_the_bubble_is_that_of_interleaved_1f1b():
+def test_the_bubble_is_that_of_the_schedules_table():
     config = piped(4, 1, 12)
     figures = estimate(config, "b300")
-    assert figures.bubble == 3 / 15
+    assert figures.bubble == pytest.approx(3 / 15)
+    assert estimate(piped(2, 2, 1), "b300").bubble == build("interleaved", 2, 1, 2).bubble() == pytest.approx(1 / 2)
     assert estimate(piped(1), "b300").bubble == 0
     assert figures.pending.keys() == {"mesh.pp=4 for 7 MoE blocks"}
     assert estimate(piped(7), "b300").pending == {}
@@ -130,5 +150,6 @@ def test_kernels_are_chosen_for_the_gpu_that_is_planned():
     assert chosen["model.moe.grouped_matmul"].startswith("mosaic, because 'NVIDIA B200'")
     assert chosen["model.attention.implementation"].startswith("cudnn, because it runs on 'NVIDIA B200'")
     assert chosen["model.moe.transport"] == "ragged, chosen by auto for 8 ranks of b200"
+    assert transport_of(eight_layers(dp=1, ep=8, num_experts=64)) == "ragged"
     wide = estimate(eight_layers(dp=1, ep=64, num_experts=64), "b200").choices
     assert "mesh.ep=64" in wide["warning 1"]

@@ -3,16 +3,18 @@
 import pytest
 
 from moejax.errors import ConfigError
-from moejax.plan.gpus import GPUS, find_gpu, gpus_per_host, target_config
+from moejax.plan.gpus import GPUS, find_gpu, target_config
 
 
 def test_each_gpu_is_found_by_its_name_in_any_case():
-    assert [find_gpu(name.upper()).arch for name in GPUS] == ["sm_90a", "sm_90a", "sm_100a", "sm_103a"]
+    assert [find_gpu(name.upper()).arch for name in GPUS] == ["sm_90a", "sm_90a", "sm_100a", "sm_103a", "sm_100a", "sm_103a"]
 
 
 def test_an_unknown_gpu_is_refused_with_the_names():
-    with pytest.raises(ConfigError, match=r"gpu=a100 is not in the table; use one of h100, h200, b200, b300, or add it to"):
+    with pytest.raises(ConfigError, match=r"gpu=a100 is not in the table; use one of h100, h200, b200, b300, gb200, gb300, or add it to"):
         find_gpu("a100")
+    with pytest.raises(ConfigError, match=r"gpu=gh200 is not in the table; the nearest is h200; use one of"):
+        find_gpu("gh200")
 
 
 @pytest.mark.parametrize("gpu", GPUS.values(), ids=GPUS.keys())
@@ -28,8 +30,3 @@ def test_the_description_names_the_device_and_its_memory():
     assert "major: 10 minor: 3 feature_extension: ACCELERATED_FEATURES" in text
     assert "device_memory_size: 297021865984" in text
     assert text.count("{") == text.count("}")
-
-
-@pytest.mark.parametrize(("count", "local"), [(1, 1), (2, 2), (8, 8), (64, 8), (12, 4)])
-def test_hosts_have_eight_gpus_or_the_largest_part_that_divides(count, local):
-    assert gpus_per_host(count) == local
