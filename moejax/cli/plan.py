@@ -7,10 +7,11 @@ kernels, whether it fits, and if not, the nearest settings that do. Exit code 1 
   moejax plan eight_layers --gpu h200 --num-gpus 16 --mesh.dp 2
   moejax plan eight_layers --gpu b300 --compile           XLA's own figures beside the arithmetic
   moejax plan eight_layers --gpu b300 --picture plan.png
+  moejax plan eight_layers --help                         every setting of this config
 
 Options beside the settings:
-  --gpu NAME          h100, h200, b200 or b300
-  --num-gpus N        refuse if the mesh has another number; needs no value, the mesh says how many there are
+  --gpu NAME          h100, h200, b200, b300, gb200 or gb300
+  --num-gpus N        refuse if the mesh has another number; may be left out, for the mesh says how many there are
   --compile           compile the step that trains for these GPUs, on this CPU (one to five minutes; extra cuda13, no GPU)
   --json              print JSON instead of text
   --picture FILE      draw the memory of one GPU
@@ -28,10 +29,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from moejax.cli.words import check_picture, split_subject
+from moejax.cli.words import HOW_TO_SET, check_picture, split_subject
 from moejax.config import load_config
 from moejax.config.check import at_least, check
-from moejax.config.overrides import apply_overrides
+from moejax.config.overrides import apply_overrides, print_help
 
 if TYPE_CHECKING:
     from moejax.plan import Plan
@@ -55,7 +56,7 @@ def run(words: Sequence[str]) -> int:
     """Plan as the words say, print the plan, and return 0 if it fits and 1 if it does not."""
     name, given, wants_help = split_subject(words, "a config", "moejax plan eight_layers --gpu b300")
     if wants_help:
-        print(__doc__.strip())
+        print_help(load_config(name), prog=f"moejax plan {name}", description=f"{__doc__.strip()}\n\n{HOW_TO_SET}")
         return 0
     own, settings = _split(given)
     options = apply_overrides(PlanOptions(), own)

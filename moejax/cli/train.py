@@ -44,6 +44,9 @@ def run(words: Sequence[str]) -> int:
 
     set_cpu_devices(config.mesh.num_devices)
     print(require_devices(config.mesh), flush=True)
+    from moejax.plan.room import check_room
+
+    check_room(config)
     keep_freed_memory()
     from moejax.train.loop import train
 

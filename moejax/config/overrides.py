@@ -122,6 +122,9 @@ def _way_out(setting: Setting, value: str) -> str:
 
 def _example(setting: Setting) -> str:
     value = " ".join(map(str, setting.value)) if isinstance(setting.value, tuple) else str(setting.value)
+    if setting.value is None:
+        words = {int: "8", float: "0.1", str: "NAME"}
+        value = [*choices(setting.hint), *(words[option] for option in options(setting.hint) if option in words), value][0]
     return f"{_option(setting.name)} {value}"
 
 

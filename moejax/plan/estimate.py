@@ -1,6 +1,7 @@
 """What one training step will need of a GPU, by arithmetic alone: memory by part, traffic by link, least time."""
 
 import dataclasses
+import math
 from dataclasses import dataclass
 
 from moejax.config import TrainConfig, pending
@@ -160,11 +161,18 @@ def check_count(config: TrainConfig, num_gpus: int) -> None:
     rest = mesh.pp * mesh.ep
     replicas = num_gpus // rest
     if replicas < 1 or num_gpus % rest:
-        raise ConfigError(f"{given}; with mesh.pp={mesh.pp} and mesh.ep={mesh.ep} it has to be a multiple of {rest}, times --mesh.dp")
-    parts = config.microbatches * replicas * mesh.ep
+        experts = config.model.moe.num_experts if config.model.moe else 1
+        ep = math.gcd(num_gpus // mesh.pp, experts)
+        other = f", or --mesh.dp {num_gpus // mesh.pp // ep} --mesh.ep {ep}" if num_gpus % mesh.pp == 0 and ep > 1 else ""
+        raise ConfigError(
+            f"{given}; with mesh.pp={mesh.pp} and mesh.ep={mesh.ep} it has to be a multiple of {rest}, times --mesh.dp{other}"
+        )
+    ranks = replicas * mesh.ep
     try:
         dataclasses.replace(config, mesh=dataclasses.replace(mesh, dp=replicas))
     except ConfigError:
-        batch = -(-config.batch_size // parts) * parts
-        raise ConfigError(f"{given}; add --mesh.dp {replicas} and a batch that splits evenly, such as --batch-size {batch}") from None
+        batch = -(-config.batch_size // (config.microbatches * ranks)) * config.microbatches * ranks
+        fewer = next((n for n in range(config.microbatches, 0, -1) if config.batch_size % (n * ranks) == 0), None)
+        other = f" and --microbatches {fewer}, or" if fewer else " and"
+        raise ConfigError(f"{given}; add --mesh.dp {replicas}{other} a batch that splits evenly, such as --batch-size {batch}") from None
     raise ConfigError(f"{given}; add --mesh.dp {replicas}")

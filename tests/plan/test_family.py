@@ -29,8 +29,13 @@ def experts(count: int) -> tuple[str, str]:
 
 @pytest.mark.parametrize(
     ("gpu", "words"),
-    [("b300", experts(8)), ("b300", experts(128)), ("h100", (*experts(8), "--model.recompute", "block"))],
-    ids=["8 experts, b300", "128 experts, b300", "8 experts, h100"],
+    [
+        ("b300", experts(8)),
+        ("b300", experts(128)),
+        ("h100", (*experts(8), "--model.recompute", "block")),
+        ("b300", ("--model.moe.transport", "gather", "--model.recompute", "block")),
+    ],
+    ids=["8 experts, b300", "128 experts, b300", "8 experts, h100", "gather, b300"],
 )
 def test_arithmetic_is_what_xla_says(gpu, words):
     plan = planned(gpu, *words)

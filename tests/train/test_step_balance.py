@@ -38,6 +38,15 @@ def test_global_loss_does_not_depend_on_dp_or_ep(mesh):
     assert balance_loss(run(*mesh, 2)) == pytest.approx(one, rel=2e-6)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["local", "global"])
+def test_stages_change_no_balance_loss(kind):
+    """Local and global statistics are of the same tokens with stages; the value is that of the oracle without them."""
+    config = run(2, 1, 2, kind)
+    piped = dataclasses.replace(config, mesh=dataclasses.replace(config.mesh, pp=2))
+    assert balance_loss(piped) == pytest.approx(oracle_of(config, parameters(MODEL), batch(**DATA)).balance.mean(), rel=2e-6)
+
+
 def test_global_loss_is_a_function_of_the_microbatch():
     """Another number of microbatches is another statistic, by more than the tolerance of the tests above."""
     one, two = (oracle_of(run(1, 1, m), parameters(MODEL), batch(**DATA)).balance.mean() for m in (1, 2))

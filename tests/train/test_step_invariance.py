@@ -1,4 +1,4 @@
-"""What a step must not change with microbatches, dp or ep, each cell of the table a test; and three whole steps against the oracle.
+"""What a step must not change with microbatches, pp, dp or ep, each cell of the table a test; and three whole steps against the oracle.
 
 The step is compiled once per layout. A large eps keeps AdamW smooth, so that rounding stays rounding.
 """
@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from moejax.config import TrainConfig
+from moejax.config import MeshConfig, TrainConfig
 from moejax.testing import assert_scalar_close, assert_trees_close, named_leaves
 from moejax.train.step import put_batch
 from tests.oracle import Optimizer, flatten
@@ -50,13 +50,14 @@ def run(dp: int, ep: int, microbatches: int, **model) -> TrainConfig:
 
 LAYOUTS = {
     "microbatches": run(1, 1, 4, recompute="block"),
+    "pp": dataclasses.replace(run(1, 1, 1), mesh=MeshConfig(pp=2)),
     "dp": run(8, 1, 1),
     "ep": run(1, 8, 1),
     "all": run(2, 4, 2),
 }
 """Each changes one thing against ONE, the last everything. Recomputing blocks is no part of the result either."""
 ONE = run(1, 1, 1)
-NAMES = ("microbatches", "dp", "ep", pytest.param("all", marks=pytest.mark.slow))
+NAMES = ("microbatches", "dp", "ep", *(pytest.param(name, marks=pytest.mark.slow) for name in ("pp", "all")))
 each_layout = pytest.mark.parametrize("changed", NAMES)
 
 
