@@ -40,7 +40,7 @@ def run_generate(
     if tokenizer is None:
         raise ConfigError(
             f"data.source={config.data.source} gives token ids without a tokenizer, so a text prompt cannot be read; "
-            "only runs with data.source=shakespeare have one"
+            "only runs with data.source=shakespeare have one. moejax eval measures any run"
         )
     mesh = make_mesh(config.mesh)
     params, router, _ = restore_parameters(config, mesh, run_dir, step)
