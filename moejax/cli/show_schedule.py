@@ -20,10 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moejax.cli.words import check_picture, split_subject
-from moejax.config import MeshConfig
 from moejax.config.overrides import apply_overrides
 from moejax.config.pending import TABLES_ONLY
-from moejax.config.settings import choices, fields
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +41,10 @@ class ScheduleOptions:
 
 def which_train() -> str:
     """A sentence on which schedules a run can have."""
-    names = [name for name in choices(dict(fields(MeshConfig))["schedule"]) if name not in (*TABLES_ONLY, "auto")]
-    return f"Training runs {' and '.join(names)}; {', '.join(TABLES_ONLY)} can be shown and planned (moejax plan) so far."
+    from moejax.parallel.pipeline import SCHEDULES
+
+    names = [name for name in SCHEDULES if name not in TABLES_ONLY]
+    return f"Training runs {', '.join(names)}; {', '.join(TABLES_ONLY)} can be shown and planned (moejax plan)."
 
 
 def run(words: Sequence[str]) -> int:

@@ -3,7 +3,7 @@
 from moejax.config.train import TrainConfig
 from moejax.errors import ConfigError
 
-TABLES_ONLY = ("interleaved", "v_shaped", "zero_bubble")
+TABLES_ONLY = ("zero_bubble",)
 """Schedules that can be shown and planned; training runs the others."""
 
 
@@ -13,8 +13,6 @@ def pending(config: TrainConfig) -> dict[str, str]:
     if mesh.pp > 1 and mesh.schedule_name in TABLES_ONLY:
         setting = f"mesh.virtual_stages={mesh.virtual_stages}" if mesh.schedule == "auto" else f"mesh.schedule={mesh.schedule}"
         found[setting] = f"counted by the table of {mesh.schedule_name}"
-    if mesh.pp > 1 and config.model.num_moe_layers % mesh.pp:
-        found[f"mesh.pp={mesh.pp} for {config.model.num_moe_layers} MoE blocks"] = "counted as stages filled up with empty blocks"
     if config.model.precision == "mxfp8":
         found["model.precision=mxfp8"] = (
             "counted as plain bfloat16: rows between GPUs are 33/64 of that in MXFP8, and weights have MXFP8 copies"
@@ -34,10 +32,7 @@ def refuse_pending(config: TrainConfig) -> None:
 
 def _ways_out(config: TrainConfig) -> list[str]:
     """The settings that make a config one that runs, of those that it does not have yet."""
-    mesh, blocks, words = config.mesh, config.model.num_moe_layers, []
+    mesh, words = config.mesh, []
     if mesh.pp > 1 and mesh.schedule_name in TABLES_ONLY:
         words += ["--mesh.schedule auto"] * (mesh.schedule != "auto") + ["--mesh.virtual-stages 1"] * (mesh.virtual_stages > 1)
-    if mesh.pp > 1 and blocks % mesh.pp:
-        nearest = min((n for n in range(2, blocks + 1) if blocks % n == 0), key=lambda n: (abs(n - mesh.pp), -n))
-        words.append(f"--mesh.pp {nearest}")
     return words + ["--model.precision plain"] * (config.model.precision == "mxfp8")

@@ -22,7 +22,7 @@ _HOST = "pinned_host"
 def recomputed(block: Callable, config: ModelConfig, *, num_layers: int, is_gathered: bool) -> Callable:
     """The block of a loop over layers with model.recompute applied.
 
-    Gathered weights (fsdp, or read from a stack by index) are never kept.
+    Weights that were gathered (fsdp) are never kept.
     """
     if config.recompute == "none" and not is_gathered:
         return block
@@ -49,9 +49,7 @@ def _all_but_weights(primitive, *avals, **params) -> bool:
     """
     if primitive.name == "all_gather":
         return MARK not in params["axis_name"]
-    if primitive.name == "dynamic_slice":
-        return params["slice_sizes"] != (1, *avals[0].shape[1:])  # a layer of a stack
-    return primitive.name != "squeeze" and params.get("name") != GATHERED
+    return params.get("name") != GATHERED
 
 
 def describe_offload(config: ModelConfig, jaxpr: ClosedJaxpr) -> str:

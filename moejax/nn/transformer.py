@@ -1,12 +1,13 @@
 """The whole model as functions of a nested dict of parameters: embed, scanned stacks of blocks, head."""
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+import numpy as np
 from jaxtyping import Array, Float, Int
 
 from moejax.config import ModelConfig
@@ -14,10 +15,10 @@ from moejax.errors import ConfigError
 from moejax.nn.attention import Cache, choose_attention
 from moejax.nn.block import Block, Layer
 from moejax.nn.ends import Embedding, Head
+from moejax.nn.layers import Layers, forward
 from moejax.nn.moe import MoEStats
 from moejax.nn.param import Template, is_spec, make_template
 from moejax.nn.recompute import recomputed
-from moejax.nn.segments import scan_segments
 from moejax.nn.tokens import Tokens
 
 STACKS = ("dense_blocks", "moe_blocks")
@@ -33,6 +34,20 @@ class Output(NamedTuple):
     loss_sum: Array
     z_sum: Array
     moe: MoEStats | None
+
+
+class Rows(NamedTuple):
+    """Blocks of a stack in the order in which they run.
+
+    places: int32 [L], index into the arrays here. depths: int32 [L], index in the model; below 0 there is no block: its weights are zero.
+    known_depths: blocks whose windows are theirs, as numbers, for kernels that have to know windows; None if they depend on the rank.
+    is_padded: whether a depth may be below 0.
+    """
+
+    places: Array
+    depths: Array
+    known_depths: tuple[int, ...] | None
+    is_padded: bool
 
 
 class Transformer:
@@ -72,7 +87,7 @@ class Transformer:
         x = self.embed(params, ids)
         if "dense_blocks" not in self._stacks:
             return x
-        return self.stack("dense_blocks", params["dense_blocks"], {}, x, tokens, dropless=dropless)[0]
+        return forward(self.layers("dense_blocks", params["dense_blocks"], {}, tokens, dropless=dropless), x)[0]
 
     def blocks(
         self,
@@ -85,7 +100,7 @@ class Transformer:
         caches: dict[str, Cache] | None = None,
         max_window: int | None = None,
     ) -> tuple[Float[Array, "B T D"], MoEStats | None, dict[str, Cache] | None]:
-        """Run all blocks, one scan per stack.
+        """Run all blocks, stack after stack.
 
         Args:
             router: {"bias": float32 [MoE layers, E]}, or {} without MoE layers.
@@ -96,46 +111,58 @@ class Transformer:
         moe_stats, new_caches = None, {}
         for name in self._stacks:
             cache = None if caches is None else caches[name]
-            run = self.stack(name, params[name], router, x, tokens, dropless=dropless, cache=cache, max_window=max_window)
-            x, stats, new_caches[name] = run
+            run = self.layers(name, params[name], router, tokens, dropless=dropless, cache=cache, max_window=max_window)
+            x, (stats, new_caches[name]) = forward(run, x)
             moe_stats = stats if name == "moe_blocks" else moe_stats
         return x, moe_stats, None if caches is None else new_caches
 
-    def stack(
+    def layers(
         self,
         name: str,
         arrays: dict,
         router: dict,
-        x: Float[Array, "B T D"],
         tokens: Tokens,
         *,
         dropless: bool,
-        rank: Int[Array, ""] | int = 0,
+        rows: Rows | None = None,
+        scalar: Callable[[MoEStats | None], Array] = lambda stats: jnp.float32(0),
         cache: Cache | None = None,
         max_window: int | None = None,
-    ) -> tuple[Float[Array, "B T D"], MoEStats | None, Cache | None]:
-        """Run the blocks of one stack, or those of them that are here.
+    ) -> Layers:
+        """Blocks of a stack, to be run by `moejax.nn.layers`; each reports (router statistics or None, updated cache or None).
 
         Args:
             name: one of STACKS. arrays: its parameters.
             router: {"bias": float32 [blocks here, E]} for MoE blocks.
-            rank: pipeline rank of this device; those before it have as many blocks of the stack each.
+            rows: which blocks; None for all of the stack.
+            scalar: a layer's part of the loss beside what its output does to it.
+            cache, max_window: as in `blocks`.
         """
-        template, count = self._stacks[name][0], len(jax.tree.leaves(arrays)[0])
+        template, count = self._stacks[name]
+        if rows is None:
+            first = 0 if name == "dense_blocks" else self.config.num_dense_layers
+            depths = np.arange(first, first + count, dtype=np.int32)
+            rows = Rows(jnp.arange(count, dtype=jnp.int32), jnp.asarray(depths), tuple(depths.tolist()), is_padded=False)
         kernel = "xla" if cache is not None else choose_attention(self.config).name
-        skipped = rank * count
-        first = self._first(name) + skipped
-        layers = Layer(first + jnp.arange(count, dtype=jnp.int32), router["bias"] if name == "moe_blocks" else None)
+        bias = router["bias"][rows.places] if name == "moe_blocks" else None
+        numbers = Layer(rows.depths, bias), self._traced_windows(rows, max_window), cache
+        windows = (None,) * len(rows.places) if kernel == "xla" else self._known_windows(rows, tokens.place.shape[1])
 
-        def block(x, read, layer, window, cache):
-            module = template.bind(self._gather(name, read()))
-            x, stats, cache = module(x, tokens, layer, window, dropless=dropless, kernel=kernel, cache=cache)
-            return x, (stats, cache)
+        def block(weights, x, numbers, tokens, known):
+            layer, window, cache = numbers
+            is_real = layer.index >= 0
+            if rows.is_padded:  # padding is routed nowhere and counted nowhere
+                tokens = dataclasses.replace(tokens, segment=jnp.where(is_real, tokens.segment, 0))
+            module = template.bind(self._gather(name, weights))
+            y, stats, cache = module(x, tokens, layer, window if known is None else known, dropless=dropless, kernel=kernel, cache=cache)
+            y = jnp.where(is_real, y, x) if rows.is_padded else y
+            return (y, scalar(stats)), (stats, cache)
 
-        with jax.named_scope(name):
-            scan = self._scan if kernel == "xla" else self._scan_static
-            x, (stats, cache) = scan(block, x, arrays, layers, self._windows(name, skipped, count, max_window), cache)
-        return x, stats, cache
+        def make_block(known, repeats):
+            run = partial(block, known=known)
+            return run if cache is not None else recomputed(run, self.config, num_layers=repeats, is_gathered=self._is_gathered)
+
+        return Layers(name, make_block, arrays, rows.places, numbers, tokens, windows)
 
     def loss(
         self, params: dict, router: dict, ids: Int[Array, "B T"], labels: Int[Array, "B T"], tokens: Tokens, *, dropless: bool
@@ -164,43 +191,20 @@ class Transformer:
     def _tied(self, params: dict) -> Array | None:
         return self._gather("embed", params["embed"])["w_embed"] if self.config.tie_embeddings else None
 
-    def _scan(self, block, x, stack, layers, windows, cache):
-        """One loop over all layers; windows are an array, as the layers' other differences."""
+    def _traced_windows(self, rows: Rows, max_window: int | None) -> Array:
+        """Window of each block, int32; of padding any."""
+        whole = [self._window(layer, max_window) for layer in range(self.config.num_layers)]
+        return jnp.asarray(whole, jnp.int32)[jnp.maximum(rows.depths, 0)]
 
-        def run(x, scanned):
-            arrays, *rest = scanned
-            return block(x, lambda: arrays, *rest)
-
-        if cache is None:
-            run = recomputed(run, self.config, num_layers=len(windows), is_gathered=self._is_gathered)
-        return lax.scan(run, x, (stack, layers, jnp.asarray(windows, jnp.int32), cache))
-
-    def _scan_static(self, block, x, stack, layers, windows, cache):
-        """As few loops as windows that the kernel must know allow."""
-        if not isinstance(windows, tuple):
+    def _known_windows(self, rows: Rows, length: int) -> tuple[int, ...]:
+        """The same for a kernel that has to know them; a window that no token sees the end of is none."""
+        if rows.known_depths is None:
             raise ConfigError(
                 f"model.attention.window_pattern={self.config.attention.window_pattern} gives pipeline stages different windows, which "
                 "model.attention.implementation=cudnn cannot have in one program; use xla, one window, or mesh.pp=1"
             )
-        windows = tuple(window if window < x.shape[1] else -1 for window in windows)
-        is_read_again = self._is_gathered or len(set(windows)) > 1
-
-        def make_block(window, repeats):
-            return recomputed(partial(block, window=window, cache=cache), self.config, num_layers=repeats, is_gathered=is_read_again)
-
-        return scan_segments(make_block, x, stack, layers, windows)
-
-    def _first(self, name: str) -> int:
-        """Depth of a stack's first block."""
-        return 0 if name == "dense_blocks" else self.config.num_dense_layers
-
-    def _windows(self, name: str, skipped: Array | int, count: int, max_window: int | None) -> tuple[int, ...] | Array:
-        """Window of each block here: numbers, or an array if they depend on the pipeline rank."""
-        first, whole = self._first(name), self._stacks[name][1]
-        windows = tuple(self._window(layer, max_window) for layer in range(first, first + whole))
-        if isinstance(skipped, int):
-            return windows[skipped : skipped + count]
-        return windows[:count] if len(set(windows)) == 1 else lax.dynamic_slice_in_dim(jnp.array(windows, jnp.int32), skipped, count)
+        windows = (self._window(depth, None) for depth in rows.known_depths)
+        return tuple(window if window < length else -1 for window in windows)
 
     def _window(self, layer: int, max_window: int | None) -> int:
         """Window of a layer in tokens, -1 for full attention."""

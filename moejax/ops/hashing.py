@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 _SQRT2 = 2.0**0.5
 _EDGE = 0.9973002039367398  # erf(3 / sqrt(2)): the mass of a normal within three deviations
@@ -30,9 +30,14 @@ def uniform(words: Sequence[Array | int]) -> Float[Array, "..."]:
     return ((hash_words(words) >> 9).astype(jnp.float32) + 0.5) * 2.0**-23
 
 
-def truncated_normal(words: Sequence[Array | int], shape: Sequence[int]) -> Float[Array, "..."]:
-    """Float32 standard normal, cut at three deviations: element i, j, ... is a hash of the words and its index."""
+def truncated_normal(words: Sequence[Array | int], shape: Sequence[int], rows: Int[Array, " first"] | None = None) -> Float[Array, "..."]:
+    """Float32 standard normal, cut at three deviations: element i, j, ... is a hash of the words and its index.
+
+    With `rows`, row i is what row rows[i] of a longer array would be.
+    """
     index = [lax.broadcasted_iota(jnp.uint32, shape, dim) for dim in range(len(shape))]
+    if rows is not None:
+        index[0] = jnp.broadcast_to(rows.astype(jnp.uint32).reshape(-1, *[1] * (len(shape) - 1)), shape)
     return lax.erf_inv((2.0 * uniform([*words, *index]) - 1.0) * _EDGE) * _SQRT2
 
 

@@ -3,14 +3,12 @@
 Most is in use when the backward pass enters the last MoE block of a microbatch:
 
     gradient sums       float32, all parameters                                       for the whole step
-    gradients           compute dtype, of head and MoE blocks; one microbatch's
+    gradients           compute dtype, of one block; and float32, a copy of the largest row of sums that they are added to
     kept activations    of every block                                                until its backward pass
     working set         one MoE block: computed again, and backward
 
-When the backward pass leaves the first block, all gradients are there and no activations.
-
-With pipeline stages the gradients are those of one stage, and the activations those of one stage, which is computed again for its backward
-pass. Beside them wait inputs of stages and their gradients, as many as the table of the schedule has (`moejax.plan.stages`).
+With pipeline stages the kept activations are those of one stage, times the passes that the table of the schedule has waiting at once, and one
+more on its way there. Between stages lie inputs and their gradients (`moejax.plan.stages`).
 """
 
 from collections.abc import Iterable
@@ -23,17 +21,23 @@ from moejax.plan.stages import stages_of
 
 def temp_bytes(config: TrainConfig) -> dict[str, int]:
     """Parts of the memory at the peak. Their sum is what XLA's arena holds, but for small buffers and what packing wastes."""
-    sums = late = early = 0
-    for name, count, dtype in local_parameters(config):
-        sums += 4 * count
-        if name.startswith(("head", "moe_blocks")):
-            late += count * ITEM_BYTES[dtype] // (config.mesh.virtual_stages if name.startswith("moe_blocks") else 1)
-        else:
-            early += count * ITEM_BYTES[dtype]
-    kept, working = kept_bytes(config), working_bytes(config)
-    if kept + working < early:
-        return {"gradient sums": sums, "gradients": late + early}
-    return {"gradient sums": sums, "gradients": late, "kept activations": kept, **waiting_bytes(config), "working set": working}
+    stages, kept = stages_of(config), kept_bytes(config)
+    return {
+        "gradient sums": sum(4 * count for _, count, _ in local_parameters(config)),
+        "gradients": gradient_bytes(config),
+        "kept activations": kept if stages is None else kept * (stages.kept + 1),
+        **waiting_bytes(config),
+        "working set": working_bytes(config),
+    }
+
+
+def gradient_bytes(config: TrainConfig) -> int:
+    """Gradients of one block's weights, and the row of the largest sum that they are added to."""
+    stack = "moe_blocks" if config.model.num_moe_layers else "dense_blocks"
+    layers = rank_layers(config) if config.model.num_moe_layers else config.model.num_dense_layers
+    counts = [(count // layers, dtype) for name, count, dtype in local_parameters(config) if name.startswith(stack)]
+    row = 0 if config.mesh.pp == config.microbatches == 1 else 4 * max(count for count, _ in counts)
+    return sum(count * ITEM_BYTES[dtype] for count, dtype in counts) + row
 
 
 def kept_bytes(config: TrainConfig) -> int:
@@ -74,7 +78,7 @@ def _blocks_kept(config: TrainConfig) -> tuple[int, int]:
 def waiting_bytes(config: TrainConfig) -> dict[str, int]:
     """What waits between the stages of a pipeline; nothing without one."""
     stages = stages_of(config)
-    return {} if stages is None else {"between stages": stages.waiting * named_bytes(config)["block_in"]}
+    return {} if stages is None else {"between stages": stages.between * named_bytes(config)["block_in"]}
 
 
 def working_bytes(config: TrainConfig) -> int:

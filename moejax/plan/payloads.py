@@ -72,9 +72,9 @@ def _rows(config: TrainConfig, tile: int) -> Iterator[Traffic]:
     stages, layers = stages_of(config), rank_layers(config) // config.mesh.virtual_stages
     for move in training_moves(config, tile):
         yield Traffic(move.kind, ("ep",), move.dtype, move.payload, layers * (stages.backward_ticks if stages else config.microbatches))
-    if stages:
+    if stages and stages.forward_ticks != stages.backward_ticks:
         for move in forward_moves(config, tile):
-            yield Traffic(move.kind, ("ep",), move.dtype, move.payload, layers * stages.forward_ticks)
+            yield Traffic(move.kind, ("ep",), move.dtype, move.payload, layers * (stages.forward_ticks - stages.backward_ticks))
 
 
 def _between_stages(config: TrainConfig) -> Iterator[Traffic]:
@@ -87,5 +87,5 @@ def _between_stages(config: TrainConfig) -> Iterator[Traffic]:
     turns = (stages.neighbours + 1) * ticks + (config.microbatches % pp > 0)
     yield Traffic("collective-permute", ("pp",), HLO_NAME[dtype], tokens(config) * row, turns)
     shared = -(-tokens(config) // pp) * pp * row
-    yield Traffic("reduce-scatter", ("pp",), HLO_NAME[dtype], shared, stages.backward_ticks)
-    yield Traffic("all-gather", ("pp",), HLO_NAME[dtype], shared, stages.backward_ticks)
+    yield Traffic("reduce-scatter", ("pp",), HLO_NAME[dtype], shared, config.microbatches)
+    yield Traffic("all-gather", ("pp",), HLO_NAME[dtype], shared, config.microbatches)

@@ -1,7 +1,7 @@
 """What one rank of a pipeline runs and what waits on it, read from the table of its schedule.
 
 The executor (`moejax.parallel.pipeline.executor`) runs ticks in which any rank has a forward pass, and ticks in which any has a backward
-pass, on all ranks. A backward tick computes the stage again.
+pass, on all ranks.
 """
 
 import functools
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from moejax.config import TrainConfig
 from moejax.parallel.pipeline import Schedule, build
+from moejax.parallel.pipeline.table import columns
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,7 @@ class Stages:
     """Numbers of one step.
 
     forward_ticks, backward_ticks: ticks of each kind, of one stage each.
-    inputs, gradients, kept: places for what came in, for gradients that came in, and for inputs of passes that were run forward.
+    inputs, gradients: places for what came in, and for gradients that came in. kept: places for what forward passes keep.
     rings: places in what turns with the prologue's results and their gradients.
     neighbours: steps along the ranks on which stages follow each other, such as 1, or 1 and -1.
     bubble: share of the time in which a rank waits.
@@ -32,9 +33,9 @@ class Stages:
     bubble: float
 
     @property
-    def waiting(self) -> int:
+    def between(self) -> int:
         """Inputs of stages, and gradients of inputs, that lie on a rank at once."""
-        return self.inputs + self.gradients + self.kept + self.rings
+        return self.inputs + self.gradients + self.rings
 
 
 def stages_of(config: TrainConfig) -> Stages | None:
@@ -52,8 +53,8 @@ def _numbers(name: str, ranks: int, microbatches: int, virtual_stages: int) -> S
         # Each kind has a place more for what nobody waits for; inputs and gradients one more for what is on its way.
         inputs=schedule.num_inputs + 2,
         gradients=schedule.num_gradients + 2,
-        kept=schedule.num_residuals + 1,
-        rings=2 * -(-microbatches // ranks),
+        kept=int(columns(schedule)["keep"].max()) + 1,
+        rings=2 * -(-microbatches // ranks) + 2,
         neighbours=len({(b - a) % ranks for a, b in zip(schedule.order.place, schedule.order.place[1:], strict=False)} - {0}),
         bubble=schedule.bubble(),
     )

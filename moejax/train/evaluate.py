@@ -12,10 +12,10 @@ from jax.sharding import PartitionSpec as P
 
 from moejax.config import TrainConfig
 from moejax.data import Dataset
-from moejax.nn import Tokens, Transformer, tokens_of
 from moejax.parallel import AXES, DATA_AXES
-from moejax.parallel.pipeline import executor
 from moejax.train.documents import check_documents
+from moejax.train.microbatches import Microbatches
+from moejax.train.pieces import loss_sums
 from moejax.train.state import make_layout, state_specs
 
 EvalStep = Callable[[dict, dict, dict[str, jax.Array]], dict[str, jax.Array]]
@@ -29,35 +29,17 @@ def make_eval_step(config: TrainConfig, mesh: Mesh) -> EvalStep:
     model, specs = layout.model, state_specs(config, layout)
 
     def forward(params, router, batch):
-        first_row = lax.axis_index(DATA_AXES) * batch["tokens"].shape[0]
-        tokens = tokens_of(
-            batch["segment_ids"],
-            batch["positions"],
-            first_row=first_row,
-            seed=config.seed,
-            step=jnp.int32(0),
-            max_documents=config.data.documents,
-        )
+        rows, one = batch["tokens"].shape[0], jnp.float32(1)
         count = lax.psum((batch["labels"] >= 0).sum(dtype=jnp.float32), DATA_AXES)
-        if config.mesh.pp > 1:
-            loss_sum = _pipelined(config, model, params, router, batch, tokens)
-        else:
-            loss_sum = model.loss(params, router, batch["tokens"], batch["labels"], tokens, dropless=True).loss_sum
+        # On a pipeline each sequence is a microbatch; else all of them are one.
+        shape = (rows, 1, -1) if config.mesh.pp > 1 else (1, rows, -1)
+        parts = {name: value.reshape(shape) for name, value in batch.items()}
+        micro = Microbatches(config, model, router, jnp.int32(0), parts, one, one, 1, rows, dropless=True)
+        loss_sum, _ = loss_sums(micro, params)
         return {"loss_sum": lax.psum(loss_sum, AXES), "tokens": count}
 
     mapped = jax.shard_map(forward, mesh=mesh, in_specs=(specs.params, specs.router, _SPEC), out_specs=P(), check_vma=False)
     return jax.jit(mapped)
-
-
-def _pipelined(config: TrainConfig, model: Transformer, params: dict, router: dict, batch: dict, tokens: Tokens) -> jax.Array:
-    """Loss sum of this device's sequences, on the first pipeline rank; 0 on the others."""
-    rank = lax.axis_index("pp")
-
-    def stage(x):
-        return model.stack("moe_blocks", params["moe_blocks"], router, x, tokens, dropless=True, rank=rank)[0]
-
-    x = executor.forward(stage, model.prologue(params, batch["tokens"], tokens, dropless=True), config.mesh.pp)
-    return model.head_loss(params, x, jnp.where(rank == 0, batch["labels"], -1))[0]
 
 
 def put_eval_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:

@@ -25,6 +25,7 @@ from moejax.parallel import make_mesh
 from moejax.parallel.expert import choose_kernel, choose_transport
 from moejax.train import flops
 from moejax.train.console import Screen, short
+from moejax.train.durable import abstract_durable, durable, from_durable
 from moejax.train.evaluate import evaluate, make_eval_step
 from moejax.train.log import Log
 from moejax.train.metrics import Reading
@@ -32,7 +33,7 @@ from moejax.train.picture import draw_run
 from moejax.train.run_dir import Run, begin, open_run, writing
 from moejax.train.signals import Stop, watch_signals
 from moejax.train.sinks import open_sinks, require_sinks
-from moejax.train.state import TrainState, abstract_state, durable, from_durable, init_state
+from moejax.train.state import TrainState, init_state
 from moejax.train.step import Batch, make_train_step, put_batch
 from moejax.train.steps import FiniteGuard, Step, profiled, run_steps
 
@@ -177,7 +178,7 @@ def _save(session: Session, done: int, state: TrainState) -> None:
         "samples_seen": _samples_seen(session.run, session.config, done),
         "config": to_dict(session.config),
     }
-    session.writer.save(done, durable(state), about)
+    session.writer.save(done, durable(session.config, session.mesh, state), about)
 
 
 def _samples_seen(run: Run, config: TrainConfig, done: int) -> int:
@@ -205,7 +206,7 @@ def _first_state(config: TrainConfig, mesh: Mesh, run: Run) -> TrainState:
     """A fresh state, or that of the checkpoint to go on from."""
     if run.step is None:
         return init_state(config, mesh)
-    return from_durable(config, mesh, checkpoint.restore(run.checkpoints, run.step, durable(abstract_state(config, mesh))))
+    return from_durable(config, mesh, checkpoint.restore(run.checkpoints, run.step, abstract_durable(config, mesh)))
 
 
 def _compile(

@@ -7,7 +7,8 @@ from jax.sharding import Mesh
 from moejax import checkpoint
 from moejax.config import TrainConfig
 from moejax.errors import CheckpointError
-from moejax.train.state import abstract_state, make_parameters
+from moejax.train.durable import abstract_durable, placed
+from moejax.train.state import make_parameters
 
 
 def restore_parameters(config: TrainConfig, mesh: Mesh, run_dir: Path, step: int | None) -> tuple[dict, dict, int]:
@@ -21,6 +22,6 @@ def restore_parameters(config: TrainConfig, mesh: Mesh, run_dir: Path, step: int
     if not steps:
         raise CheckpointError(f"{run_dir} holds no checkpoint yet; train it first, or wait for the first save")
     step = steps[-1] if step is None else step
-    state = abstract_state(config, mesh)
-    saved = checkpoint.restore(folder, step, {"master": state.master, "router": state.router})
+    wanted = abstract_durable(config, mesh)
+    saved = placed(config, mesh, checkpoint.restore(folder, step, {name: wanted[name] for name in ("master", "router")}))
     return make_parameters(config, mesh, saved["master"]), saved["router"], step

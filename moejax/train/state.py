@@ -1,8 +1,9 @@
-"""The state of training: what it is, how it starts, and what of it a checkpoint holds.
+"""The state of training: what it is, where it lies, and how it starts.
 
 Float32 masters and moments are the truth; compute-dtype parameters are always derived from the masters.
 """
 
+import dataclasses
 import zlib
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -17,7 +18,8 @@ from moejax.nn import STACKS, ParamSpec, Transformer, is_spec
 from moejax.ops.hashing import truncated_normal
 from moejax.optim import empty_history, init_moments, path_name
 from moejax.parallel import fsdp, rules, zero
-from moejax.parallel.pipeline import check_schedule
+from moejax.parallel.pipeline import check_schedule, split_of
+from moejax.parallel.pipeline.split import Split
 
 
 @jax.tree_util.register_dataclass
@@ -38,12 +40,16 @@ class TrainState:
 
 
 class Layout(NamedTuple):
-    """The model for a mesh, and trees like its parameters: declarations, placement rules, and compute dtypes."""
+    """The model for a mesh, and trees like its parameters: declarations, placement rules, and compute dtypes.
+
+    specs are those of the arrays on the devices, where pipeline stages may change the order of MoE blocks and leave gaps (`split`).
+    """
 
     model: Transformer
     specs: dict
     rules: dict
     dtypes: dict
+    split: Split
 
 
 def make_layout(config: TrainConfig, mesh: Mesh) -> Layout:
@@ -54,8 +60,13 @@ def make_layout(config: TrainConfig, mesh: Mesh) -> Layout:
     """
     refuse_pending(config)
     check_schedule(config)
-    mesh_shape, weights = dict(mesh.shape), config.mesh.weights
+    mesh_shape, weights, split = dict(mesh.shape), config.mesh.weights, split_of(config)
     specs = Transformer(config.model).specs
+    if "moe_blocks" in specs:
+        places = split.order.size
+        specs["moe_blocks"] = jax.tree.map(
+            lambda spec: dataclasses.replace(spec, shape=(places, *spec.shape[1:])), specs["moe_blocks"], is_leaf=is_spec
+        )
 
     def each(fn):
         return jax.tree.map(fn, specs, is_leaf=is_spec)
@@ -66,7 +77,7 @@ def make_layout(config: TrainConfig, mesh: Mesh) -> Layout:
         return fsdp.gather_weights(arrays, placed[name], is_stacked=name in STACKS)
 
     model = Transformer(config.model, gather if weights == "fsdp" else None)
-    return Layout(model, specs, placed, each(lambda spec: jnp.dtype(spec.dtype or config.model.dtype)))
+    return Layout(model, specs, placed, each(lambda spec: jnp.dtype(spec.dtype or config.model.dtype)), split)
 
 
 def state_specs(config: TrainConfig, layout: Layout) -> TrainState:
@@ -85,11 +96,12 @@ def init_state(config: TrainConfig, mesh: Mesh) -> TrainState:
     """A fresh state: the same values on every mesh, generated on the devices straight into their shards."""
     layout = make_layout(config, mesh)
     shardings = _shardings(config, mesh, layout)
-    durable_shardings = durable(shardings)
+    parts = ("master", "moments", "router", "history", "step", "updates")
+    kept = {name: getattr(shardings, name) for name in parts}
 
     def build():
         master = jax.tree_util.tree_map_with_path(
-            lambda path, spec: _initial(config.seed, path_name(path), spec), layout.specs, is_leaf=is_spec
+            lambda path, spec: _initial(config.seed, path_name(path), spec, layout.split), layout.specs, is_leaf=is_spec
         )
         return {
             "master": master,
@@ -100,24 +112,15 @@ def init_state(config: TrainConfig, mesh: Mesh) -> TrainState:
             "updates": jnp.int32(0),
         }
 
-    return from_durable(config, mesh, jax.jit(build, out_shardings=durable_shardings)())
+    rest = jax.jit(build, out_shardings=kept)()
+    return TrainState(params=make_parameters(config, mesh, rest["master"]), **rest)
 
 
 def initial_router(config: TrainConfig) -> dict:
     """Router state before training: zero bias for each MoE layer and expert."""
     if config.model.moe is None:
         return {}
-    return {"bias": jnp.zeros((config.model.num_moe_layers, config.model.moe.num_experts), jnp.float32)}
-
-
-def durable(state: TrainState) -> dict:
-    """What a checkpoint holds: everything but the parameters, which follow from the masters."""
-    return {name: getattr(state, name) for name in ("master", "moments", "router", "history", "step", "updates")}
-
-
-def from_durable(config: TrainConfig, mesh: Mesh, saved: dict) -> TrainState:
-    """The state that `durable` was taken from; parameters are made from the masters."""
-    return TrainState(params=make_parameters(config, mesh, saved["master"]), **saved)
+    return {"bias": jnp.zeros((split_of(config).order.size, config.model.moe.num_experts), jnp.float32)}
 
 
 def make_parameters(config: TrainConfig, mesh: Mesh, master: dict) -> dict:
@@ -150,8 +153,11 @@ def _shardings(config, mesh, layout) -> TrainState:
     return jax.tree.map(lambda spec: NamedSharding(mesh, spec), state_specs(config, layout), is_leaf=lambda s: isinstance(s, P))
 
 
-def _initial(seed: int, name: str, spec: ParamSpec) -> jax.Array:
-    """Initial value of one parameter: a hash of the seed, its name, and the global index of each element."""
+def _initial(seed: int, name: str, spec: ParamSpec, split: Split) -> jax.Array:
+    """Initial value of one parameter: a hash of the seed, its name, and the index of each element; 0 where a stage has no block."""
+    rows = None if split.is_natural or spec.logical_axes[0] != "stage" else jnp.asarray(split.order)
     if spec.init == "ones":
-        return jnp.ones(spec.shape, jnp.float32)
-    return spec.std * truncated_normal([seed, zlib.crc32(name.encode())], spec.shape)
+        value = jnp.ones(spec.shape, jnp.float32)
+    else:
+        value = spec.std * truncated_normal([seed, zlib.crc32(name.encode())], spec.shape, rows)
+    return value if rows is None else jnp.where(rows.reshape(-1, *[1] * (value.ndim - 1)) >= 0, value, 0)

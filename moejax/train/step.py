@@ -22,8 +22,11 @@ from moejax.nn import Output, Transformer
 from moejax.ops.routing import update_bias
 from moejax.optim import adamw, decide, make_schedule, parameter_groups
 from moejax.parallel import AXES, DATA_AXES, zero
+from moejax.parallel.pipeline import split_of
 from moejax.train.documents import check_documents
-from moejax.train.microbatches import Microbatches, one_by_one, pipelined
+from moejax.train.durable import in_block_order, in_place_order
+from moejax.train.microbatches import Microbatches
+from moejax.train.pieces import accumulate
 from moejax.train.router_metrics import router_metrics
 from moejax.train.state import Layout, TrainState, make_layout, state_specs
 
@@ -90,7 +93,10 @@ def make_update_fn(config: TrainConfig, mesh: Mesh) -> Callable[[TrainState, dic
 
 
 def make_grad_fn(config: TrainConfig, mesh: Mesh) -> Callable[[dict, dict, jax.Array, Batch], tuple[dict, dict[str, jax.Array]]]:
-    """The first half of the step: (params, router state, step, batch) -> (float32 gradients of global shape, metrics)."""
+    """The first half of the step: (params, router state, step, batch) -> (float32 gradients of global shape, metrics).
+
+    Arrays of MoE blocks are in the order of the model's blocks, whatever the mesh.
+    """
     layout = make_layout(config, mesh)
     specs = state_specs(config, layout)
 
@@ -101,7 +107,15 @@ def make_grad_fn(config: TrainConfig, mesh: Mesh) -> Callable[[dict, dict, jax.A
     mapped = jax.shard_map(
         gradients, mesh=mesh, in_specs=(specs.params, specs.router, P(), BATCH_SPEC), out_specs=(specs.master, P()), check_vma=False
     )
-    return jax.jit(mapped)
+    if layout.split.is_natural:
+        return jax.jit(mapped)
+
+    def in_order(params, router, step, batch):
+        held = in_place_order({"params": params, "router": router}, layout.split)
+        grads, metrics = mapped(held["params"], held["router"], step, batch)
+        return in_block_order(grads, layout.split), metrics
+
+    return jax.jit(in_order)
 
 
 def _make_update(config: TrainConfig, layout: Layout) -> Callable[..., tuple[TrainState, dict[str, jax.Array]]]:
@@ -136,10 +150,10 @@ def _accumulate(config: TrainConfig, model: Transformer, params: dict, router: d
         ((batch["labels"] >= 0).sum(dtype=jnp.float32), (batch["segment_ids"] > 0).sum(dtype=jnp.float32)), DATA_AXES
     )
     num_labels, num_real = jnp.maximum(num_labels, 1.0), jnp.maximum(num_real, 1.0)
-    microbatch = Microbatches(config, model, router, step, batch, num_labels, num_real)
-    add_up = pipelined if config.mesh.pp > 1 else one_by_one
+    rows = batch["tokens"].shape[1]
+    micro = Microbatches(config, model, router, step, batch, num_labels, num_real, config.microbatch_size, rows)
     with jax.named_scope("microbatches"):
-        grads, out, peak = add_up(microbatch, params)
+        grads, out, peak = accumulate(micro, params)
     return grads, *_reduced_metrics(config, out, peak, num_labels, num_real)
 
 
@@ -152,7 +166,8 @@ def _reduced_metrics(config, out, peak, num_labels, num_real):
         return metrics, None
     stats, peak = out.moe, lax.pmax(peak, DATA_AXES)
     if config.mesh.pp > 1:
-        stats, peak = jax.tree.map(lambda a: lax.all_gather(a, "pp", tiled=True), (stats, peak))
+        places = split_of(config).places
+        stats, peak = jax.tree.map(lambda a: lax.all_gather(a, "pp", tiled=True)[places], (stats, peak))
     return metrics | router_metrics(stats, peak, num_real, ranks=lax.axis_size("ep")), out.moe.counts
 
 

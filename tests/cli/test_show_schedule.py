@@ -29,7 +29,7 @@ def test_every_schedule_is_shown_and_drawn(name: str, tmp_path: Path, capsys: py
 def test_help_says_which_schedules_train(capsys: pytest.CaptureFixture[str]) -> None:
     for words in (["--help"], ["1f1b", "--help"]):
         assert main(["show-schedule", *words]) == 0
-        assert "Training runs gpipe and 1f1b" in capsys.readouterr().out
+        assert "Training runs gpipe, 1f1b, interleaved, v_shaped; zero_bubble can be shown" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

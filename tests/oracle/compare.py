@@ -11,7 +11,8 @@ import numpy as np
 from moejax.config import TrainConfig
 from moejax.parallel import make_mesh, rules
 from moejax.testing import assert_scalar_close, assert_trees_close, named_leaves
-from moejax.train.state import TrainState, abstract_state, durable, from_durable
+from moejax.train.durable import abstract_durable, from_durable
+from moejax.train.state import TrainState
 from moejax.train.step import make_grad_fn, make_train_step, put_batch
 from tests.oracle.layout import Layout
 from tests.oracle.losses import StepOracle, nest, step_oracle
@@ -54,7 +55,7 @@ def start(config: TrainConfig, params: dict) -> TrainState:
     """The state before training, but with these parameters as masters."""
     mesh = make_mesh(config.mesh)
     with sharding_small_leaves():
-        empty = jax.tree.map(lambda a: jax.device_put(np.zeros(a.shape, a.dtype), a.sharding), durable(abstract_state(config, mesh)))
+        empty = jax.tree.map(lambda a: jax.device_put(np.zeros(a.shape, a.dtype), a.sharding), abstract_durable(config, mesh))
         master = jax.tree.map(lambda new, old: jax.device_put(new, old.sharding), params, empty["master"])
         return from_durable(config, mesh, empty | {"master": master})
 

@@ -50,7 +50,14 @@ REDUCTIONS = [
     ("moejax.parallel.expert.transports.ring", "all_gather", None),
     ("moejax.parallel.expert.transports.ring", "psum_scatter", None),
     ("moejax.parallel.expert.transports.ragged", "ragged_all_to_all", None),
+    ("moejax.train.step", "all_gather", None),  # loads of the blocks of other stages
+    ("moejax.parallel.pipeline.executor", "ppermute", None),
+    ("moejax.parallel.pipeline.executor", "psum_scatter", None),
+    ("moejax.parallel.pipeline.executor", "all_gather", None),
 ]
+
+ON_STAGES = {("moejax.train.step", "all_gather")} | {("moejax.parallel.pipeline.executor", name) for _, name, _ in REDUCTIONS}
+"""Collectives that only a pipeline has."""
 
 
 def dropped(collective: str):
@@ -66,6 +73,7 @@ def dropped(collective: str):
 
     return {
         "psum": lambda x, axes: x,
+        "ppermute": lambda x, axes, perm: x,
         "pmax": lambda x, axes: x,
         "psum_scatter": scatter,
         "all_gather": gather,
@@ -95,13 +103,14 @@ def ragged_on_cpu(monkeypatch):
     monkeypatch.setitem(TRANSPORTS, "ragged", dataclasses.replace(TRANSPORTS["ragged"], refusal=lambda platform, ranks: None))
 
 
-def compare_with_oracle(name: str, transport: str = "gather") -> None:
-    """Two whole steps: losses, demand, gradient norm, bias and masters. A new name compiles anew."""
-    model = dataclasses.replace(MODEL, moe=dataclasses.replace(MODEL.moe, transport=transport))
+def compare_with_oracle(name: str, transport: str = "gather", pp: int = 1) -> None:
+    """Two whole steps: losses, demand, loads, gradient norm, bias and masters. A new name compiles anew."""
+    model = dataclasses.replace(MODEL, num_layers=pp, moe=dataclasses.replace(MODEL.moe, transport=transport))
     config = train_config(
         model, dp=2, ep=2, microbatches=2, name=name, optim={"eps": 1e-3, "lr": 0.05, "weight_decay": 0.0, "no_decay": ()}
     )
-    params, bias = parameters(MODEL), np.zeros((1, 8))
+    config = dataclasses.replace(config, mesh=dataclasses.replace(config.mesh, pp=pp))
+    params, bias = parameters(model), np.zeros((pp, 8))
     optimizer = Optimizer(config.optim, config.steps, flatten(params))
     mesh, step = compiled_step(config)
     state = start(config, params)
@@ -115,6 +124,8 @@ def compare_with_oracle(name: str, transport: str = "gather") -> None:
         assert_scalar_close(metrics["optim/grad_norm"], norm, "float32", "gradient norm")
         assert_scalar_close(metrics["train/loss"], truth.ce, "float32", "loss")
         assert_scalar_close(metrics["moe/buffer_demand"], truth.demand, "float32", "demand")
+        load = truth.counts / truth.counts.sum(axis=1, keepdims=True)
+        np.testing.assert_allclose(metrics["moe/expert_load"], load, rtol=1e-6)
         np.testing.assert_allclose(state.router["bias"], bias, atol=1e-6)
         assert_trees_close(named_leaves(state.master), optimizer.master, "float32", "masters")
 
@@ -124,11 +135,15 @@ def test_the_comparison_passes_as_it_is(transport):
     compare_with_oracle("whole", transport)
 
 
+def test_the_comparison_passes_as_it_is_on_stages():
+    compare_with_oracle("stages", pp=2)
+
+
 @pytest.mark.parametrize(("module", "collective", "which"), REDUCTIONS, ids=lambda value: str(value).removeprefix("moejax."))
 def test_a_dropped_reduction_is_noticed(module, collective, which):
     replacement = Lax(collective, which)
     with mock.patch.object(importlib.import_module(module), "lax", replacement), pytest.raises(AssertionError):
-        compare_with_oracle(f"{module}-{collective}-{which}", transport_of(module))
+        compare_with_oracle(f"{module}-{collective}-{which}", transport_of(module), 1 + ((module, collective) in ON_STAGES))
     assert replacement.calls > (which or 0), "the reduction is no longer there: mend the list"
 
 
@@ -154,7 +169,7 @@ def test_an_expert_gradient_scaled_once_more_is_noticed(factor):
 def test_every_collective_of_the_step_is_in_the_list():
     """Each module that names a collective is listed, so that a new one is mutated too."""
     found = set()
-    others = {"moejax.parallel.expert.layer", "moejax.nn.block", "moejax.nn.transformer"}
+    others = {"moejax.parallel.expert.layer", "moejax.nn.block", "moejax.nn.transformer", "moejax.nn.layers", "moejax.train.pieces"}
     others |= {f"{transports.__name__}.{module.name}" for module in pkgutil.iter_modules(transports.__path__)}
     names = ("psum", "pmax", "pmean", "psum_scatter", "all_gather", "all_to_all", "ragged_all_to_all", "ppermute")
     for module in {name for name, _, _ in REDUCTIONS} | others:

@@ -8,7 +8,7 @@ import pytest
 from moejax.config import MeshConfig
 from moejax.errors import ConfigError
 from moejax.parallel.pipeline import build
-from moejax.plan.activations import offloaded_bytes, temp_bytes, waiting_bytes
+from moejax.plan.activations import kept_bytes, offloaded_bytes, temp_bytes, waiting_bytes
 from moejax.plan.estimate import check_count, estimate, memory_bytes
 from moejax.plan.formula import local_parameters, rank_layers
 from moejax.plan.moves import dispatch_buffer_bytes, transport_of
@@ -45,14 +45,22 @@ def test_the_ranks_of_a_mesh_hold_every_parameter_once():
     assert 8 * experts + others == count_parameters(config.model)[0]
 
 
-@pytest.mark.parametrize(("pp", "virtual", "microbatches", "under_way"), [(4, 1, 16, 7), (4, 1, 2, 2), (2, 2, 16, 5), (2, 3, 1, 3)])
-def test_p42_what_waits_is_bounded_by_the_stages_not_the_microbatches(pp, virtual, microbatches, under_way):
+@pytest.mark.parametrize(
+    ("pp", "virtual", "microbatches", "under_way", "waste"), [(4, 1, 16, 7, 0), (4, 1, 2, 2, 1), (2, 2, 16, 5, 0), (2, 3, 1, 3, 1)]
+)
+def test_p42_what_waits_is_bounded_by_the_stages_not_the_microbatches(pp, virtual, microbatches, under_way, waste):
     config, x = piped(pp, virtual, microbatches), 8192 * 4096 * 2
-    rings = 2 * -(-microbatches // pp)
-    assert waiting_bytes(config) == {"between stages": x * (under_way + 7 + rings)}
-    assert build(config.mesh.schedule_name, pp, microbatches, virtual).num_residuals == under_way
+    table = build(config.mesh.schedule_name, pp, microbatches, virtual)
+    assert table.num_residuals == under_way
+    assert stages_of(config).kept == under_way + waste
+    rings = 2 * -(-microbatches // pp) + 2
+    assert waiting_bytes(config) == {"between stages": x * (table.num_inputs + table.num_gradients + 4 + rings)}
+    assert temp_bytes(config)["kept activations"] == kept_bytes(config) * (under_way + waste + 1)
+    if microbatches == 16:
+        more, less = stages_of(piped(pp, virtual, 64)), stages_of(config)
+        assert (more.inputs, more.gradients, more.kept) == (less.inputs, less.gradients, less.kept)
     everything = dataclasses.replace(piped(4), mesh=MeshConfig(pp=4, ep=8, schedule="gpipe"))
-    assert waiting_bytes(everything) == {"between stages": x * (16 + 7 + 8)}
+    assert stages_of(everything).kept == 16 + 1
     assert waiting_bytes(piped(1)) == {}
 
 
@@ -64,7 +72,7 @@ def test_what_waits_is_what_the_table_of_the_schedule_says():
                 piped(1), microbatches=12, batch_size=96, mesh=MeshConfig(pp=3, virtual_stages=virtual, ep=8, schedule=schedule)
             )
         )
-        assert stages.kept == table.num_residuals + 1
+        assert stages.kept in (table.num_residuals, table.num_residuals + 1)
         assert (stages.inputs, stages.gradients) == (table.num_inputs + 2, table.num_gradients + 2)
         assert stages.bubble == table.bubble()
         assert stages.neighbours == (2 if schedule == "v_shaped" else 1)
@@ -81,9 +89,9 @@ def test_a_pipeline_sends_in_every_tick(pp, virtual, microbatches):
     found = {(line.kind, line.axes): line for line in step_traffic(config)}
     x, padded = 8192 * 4096 * 2, -(-8192 // pp) * pp * 4096 * 2
     assert found["collective-permute", ("pp",)].payload == x * (2 * (forward + backward) + (microbatches % pp > 0))
-    assert found["reduce-scatter", ("pp",)].payload == found["all-gather", ("pp",)].payload == padded * backward
+    assert found["reduce-scatter", ("pp",)].payload == found["all-gather", ("pp",)].payload == padded * microbatches
     rows = found["ragged-all-to-all", ("ep",)]
-    assert rows.times == (2 * forward + 4 * backward) * rank_layers(config) // virtual
+    assert rows.times == 2 * (forward + backward) * rank_layers(config) // virtual
 
 
 def test_the_bubble_is_that_of_the_schedules_table():
@@ -92,8 +100,7 @@ def test_the_bubble_is_that_of_the_schedules_table():
     assert figures.bubble == pytest.approx(3 / 15)
     assert estimate(piped(2, 2, 1), "b300").bubble == build("interleaved", 2, 1, 2).bubble() == pytest.approx(1 / 2)
     assert estimate(piped(1), "b300").bubble == 0
-    assert figures.pending.keys() == {"mesh.pp=4 for 7 MoE blocks"}
-    assert estimate(piped(7), "b300").pending == {}
+    assert figures.pending == {}
 
 
 def test_p23_the_dispatch_buffer_is_the_rows_and_room_for_tiles():

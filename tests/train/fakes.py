@@ -63,7 +63,8 @@ def install(
         return _make_step(bad_steps, broken_weights_after)
 
     patch(loop, "init_state", lambda config, mesh: _from_durable(config, mesh, jax.tree.map(_zeros, _abstract(mesh))))
-    patch(loop, "abstract_state", lambda config, mesh: TrainState(params={}, **_abstract(mesh)))
+    patch(loop, "abstract_durable", lambda config, mesh: _abstract(mesh))
+    patch(loop, "durable", _durable)
     patch(loop, "from_durable", _from_durable)
     patch(loop, "make_train_step", make_train_step)
     patch(loop, "put_batch", put_batch)
@@ -103,6 +104,10 @@ def _abstract(mesh) -> dict[str, Any]:
 
 def _zeros(leaf):
     return jax.device_put(jnp.zeros(leaf.shape, leaf.dtype), leaf.sharding)
+
+
+def _durable(config, mesh, state):
+    return {name: getattr(state, name) for name in _abstract(mesh)}
 
 
 def _from_durable(config, mesh, saved):

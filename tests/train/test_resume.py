@@ -24,9 +24,9 @@ from moejax.config import (
 )
 from moejax.parallel import make_mesh
 from moejax.train import loop
+from moejax.train.durable import abstract_durable
 from moejax.train.metrics import read_records
 from moejax.train.run_dir import run_path
-from moejax.train.state import abstract_state, durable
 
 
 def _config(run_dir, **changes) -> TrainConfig:
@@ -78,7 +78,7 @@ def _values(config: TrainConfig, kind: str, name: str) -> list[float]:
 
 
 def _arrays(config: TrainConfig):
-    wanted = durable(abstract_state(config, make_mesh(config.mesh)))
+    wanted = abstract_durable(config, make_mesh(config.mesh))
     return checkpoint.restore(run_path(config) / "checkpoints", 6, wanted)
 
 

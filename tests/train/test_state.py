@@ -11,7 +11,8 @@ from jax.sharding import PartitionSpec as P
 
 from moejax.parallel import make_mesh
 from moejax.testing import named_leaves
-from moejax.train.state import abstract_state, durable, from_durable, init_state, initial_router, make_parameters
+from moejax.train.durable import durable, from_durable
+from moejax.train.state import abstract_state, init_state, initial_router, make_parameters
 from tests.oracle.compare import mesh_id
 from tests.oracle.examples import model_config, on_mesh, parameter_shapes, train_config
 
@@ -88,13 +89,13 @@ def test_parameters_are_the_masters_cast(states, mesh):
 
 
 def test_moments_bias_history_and_counts_start_at_zero(states):
-    state = states[2, 4]
+    config, state = on_mesh(CONFIG, 2, 4), states[2, 4]
     assert jax.tree.map(jnp.shape, state.moments) == {"mu": jax.tree.map(jnp.shape, state.master)} | {
         "nu": jax.tree.map(jnp.shape, state.master)
     }
     assert state.router["bias"].shape == (2, 8)
     assert state.history["loss"].shape == state.history["grad_norm"].shape == (16,)
-    rest = {name: leaf for name, leaf in paths(durable(state)).items() if "master" not in name}
+    rest = {name: leaf for name, leaf in paths(durable(config, make_mesh(config.mesh), state)).items() if "master" not in name}
     assert not any(np.asarray(leaf).any() for leaf in rest.values())
     assert state.step.dtype == state.updates.dtype == jnp.int32
 
@@ -153,7 +154,7 @@ def test_large_leaves_are_sharded_as_written():
 def test_parameters_follow_from_what_a_checkpoint_holds(states):
     config, state = on_mesh(CONFIG, 2, 4), states[2, 4]
     mesh = make_mesh(config.mesh)
-    kept = durable(state)
+    kept = durable(config, mesh, state)
     assert set(kept) == {"master", "moments", "router", "history", "step", "updates"}
     back = paths(from_durable(config, mesh, kept))
     for name, leaf in paths(state).items():

@@ -1,244 +1,307 @@
 """Runs a pipeline schedule inside shard_map: forward, backward and gradient sums of all microbatches, without a branch.
 
     prologue    microbatch m on rank m mod P, all at once; outputs wait in a ring that turns towards rank 0
-    ticks       [forward only][forward and backward][backward only], one scan each; every rank runs every tick, on zeros where its
-                table has nothing, and neighbours exchange after it
-    head        in the tick in which the last stage runs a microbatch backward, on all ranks, each with its share of the tokens
+    ticks       every rank runs every tick, with nothing in it where its table has none, and neighbours exchange after it; ticks of a
+                kind (`moejax.parallel.pipeline.loops`) are a scan
+    head        in the tick in which the last stage runs a microbatch forward, on all ranks, each with its share of the tokens
     prologue    backward, on the rank that ran it: gradients come back in a second ring
 
-Stages are computed again in their backward pass, from the inputs that waited. As many of those wait as the schedule needs
-(`num_residuals`), whatever M is; the rings hold a rank's share of the prologue, M / P microbatches each.
+What stages keep waits in as many slots as the schedule needs (`num_residuals`), whatever M is; the rings hold a rank's share of the
+prologue, M / P microbatches each. On one rank a tick is a microbatch from the prologue to its gradient, and nothing waits.
 """
 
-import itertools
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jaxtyping import Array
 
+from moejax.parallel.pipeline.loops import Loop, loops
 from moejax.parallel.pipeline.schedule import Schedule
+from moejax.parallel.pipeline.table import columns, kinds
 
 Tree = Any
 
 
 class Parts(NamedTuple):
-    """The model in three pieces, as functions on this rank's arrays. m is the microbatch, a traced int32.
+    """The model in three pieces, as functions on this rank's arrays. m is the microbatch, number the stage among those of the rank.
 
-    prologue: (weights, m) -> x [B, T, D].
-    stage: (weights, x, m, is_real) -> (y like x, a float32 scalar to add to the loss, statistics). On an idle tick is_real is False and
-        x is zero; then scalar, statistics and gradients have to be zero.
+    All integers are traced int32. With is_real False there is nothing to do: x or dy is of no meaning, and statistics, sums and what is
+    added to sums have to be zero.
+
+    prologue: (weights, m) -> (x [B, T, D], kept).
+    prologue_backward: (weights, kept, m, dx, sums, is_real) -> sums.
+    stage: (weights, x, m, number, is_real) -> (y like x, statistics, kept).
+    stage_backward: (weights, kept, slot, m, number, is_real, dy, sums) -> (dx, sums). kept has slots in front unless slot is None.
+    stage_forward: (weights, x, m, number, is_real) -> y, for evaluation.
     head: (weights, y [n, D], m, first, is_real) -> (float32 scalar of the loss, sums), for tokens first, first + 1, ... of the
-        microbatch, which may lie past its end; with is_real False both are zero.
-    merge: (sums of statistics, new ones) -> sums.
+        microbatch, which may lie past its end.
+    merge: (sums of statistics of all stages here, new ones, number) -> sums.
     """
 
-    prologue: Callable[[Tree, Array], Array]
-    stage: Callable[[Tree, Array, Array, Array], tuple[Array, Array, Tree]]
+    prologue: Callable[[Tree, Array], tuple[Array, Tree]]
+    prologue_backward: Callable[..., Tree]
+    stage: Callable[..., tuple[Array, Tree, Tree]]
+    stage_backward: Callable[..., tuple[Array, Tree]]
+    stage_forward: Callable[..., Array]
     head: Callable[..., tuple[Array, Tree]]
-    merge: Callable[[Tree, Tree], Tree]
+    merge: Callable[[Tree, Tree, Array], Tree]
 
 
-class Result(NamedTuple):
-    """Sums over microbatches on this rank: float32 gradients of each piece's weights, merged statistics of its stage, sums of the head."""
+class Weights(NamedTuple):
+    """Of each piece. What two of them share gets a gradient from each."""
 
     prologue: Tree
     stage: Tree
     head: Tree
+
+
+class Result(NamedTuple):
+    """Sums over microbatches on this rank: float32 gradients like the weights, merged statistics of its stages, sums of the head."""
+
+    gradients: Weights
     statistics: Tree
     sums: Tree
 
 
 def can_execute(schedule: Schedule) -> bool:
-    """Whether `run` knows the schedule: one stage on each rank, in order, and whole backward passes."""
-    return schedule.order.place == tuple(range(schedule.ranks)) and schedule.order.weight is None
+    """Whether `run` knows the schedule: one with whole backward passes."""
+    return schedule.order.weight is None
 
 
-def run(schedule: Schedule, parts: Parts, weights: tuple[Tree, Tree, Tree], *, axis: str = "pp") -> Result:
+def run(schedule: Schedule, parts: Parts, weights: Weights, statistics: Tree, *, axis: str = "pp") -> Result:
     """Gradients of the sum over microbatches of all scalars, inside shard_map over `axis`.
 
     Args:
         schedule: one that `can_execute`.
-        weights: of prologue, stage and head. What two of them share gets a gradient from each.
+        statistics: where their sums start.
     """
     if not can_execute(schedule):
-        raise ValueError(f"{schedule.name} with {schedule.virtual_stages} stages on a rank cannot be executed yet")
-    ranks, me = schedule.ranks, lax.axis_index(axis)
-    rows = _rows(schedule)
-    groups = -(-schedule.microbatches // ranks)
-    mine = jnp.minimum(jnp.arange(groups, dtype=jnp.int32) * ranks + me, schedule.microbatches - 1)
-    first = lax.map(partial(parts.prologue, weights[0]), mine)
-    zero, shared = jnp.zeros(first.shape[1:], first.dtype), jax.eval_shape(parts.head, weights[2], *_head_arguments(first, ranks))
-    statistics = jax.eval_shape(lambda w, x: parts.stage(w, x, jnp.int32(0), jnp.bool_(True))[2], weights[1], zero)
-    carry = {
-        "inputs": jnp.zeros((schedule.num_inputs + 1, *zero.shape), zero.dtype),
-        "gradients": jnp.zeros((schedule.num_gradients + 1, *zero.shape), zero.dtype),
-        "kept": jnp.zeros((schedule.num_residuals + 1, *zero.shape), zero.dtype),
-        "coming": zero,
-        "returning": zero,
-        "returned": jnp.zeros_like(first),
-        "stage": _zeros(weights[1], jnp.float32),
-        "head": _zeros(weights[2], jnp.float32),
-        "statistics": _zeros(statistics),
-        "sums": _zeros(shared[1]),
-    }
-    tick = partial(_tick, parts, weights, first, ranks, axis)
-    for (is_forward, is_backward), same in itertools.groupby(range(schedule.num_ticks), key=lambda t: _phase(rows, t)):
-        ticks = list(same)
-        scanned = jax.tree.map(lambda table, t=ticks: jnp.asarray(table[t[0] : t[-1] + 1]), rows)
-        with jax.named_scope("ticks"):
-            carry, _ = lax.scan(lambda c, row, f=is_forward, b=is_backward: (tick(c, row, f, b), None), carry, scanned)
-    returned = _last_group(carry["returned"], carry["returning"], schedule.microbatches, ranks, axis)
-    prologue = _prologue_backward(parts, weights[0], returned, schedule.microbatches, ranks, me)
-    return Result(prologue, carry["stage"], carry["head"], carry["statistics"], carry["sums"])
+        raise ValueError(f"{schedule.name} makes gradients of weights in passes of their own, which cannot be executed")
+    if schedule.ranks == 1:
+        return _alone(schedule.microbatches, parts, weights, statistics)
+    return _Pipeline(schedule, parts, weights, axis).run(statistics)
 
 
-def forward(stage: Callable[[Array], Array], x: Array, ranks: int, *, axis: str = "pp") -> Array:
-    """x through the stages of all ranks, inside shard_map over `axis`; the result is right on rank 0 alone.
-
-    Every rank runs its stage P times, and only the pass that x has reached counts: the forward-only table of one microbatch.
-    """
-
-    def turn(x, _):
-        return _turn(stage(x), ranks, axis, towards_last=True), None
-
-    return lax.scan(turn, x, length=ranks)[0]
+def evaluate(schedule: Schedule, parts: Parts, weights: Weights, *, axis: str = "pp") -> Tree:
+    """Sums of the head over all microbatches on this rank: the forward passes of the schedule, without what they would keep."""
+    if schedule.ranks == 1:
+        return _forward_alone(schedule.microbatches, parts, weights)
+    return _Pipeline(schedule, parts, weights, axis).evaluate()
 
 
-def _tick(parts: Parts, weights, first, ranks: int, axis: str, carry: dict, row: dict, is_forward: bool, is_backward: bool) -> dict:
-    """One tick of every rank: its table's row, which holds all ranks' entries."""
-    me, carry = lax.axis_index(axis), dict(carry)
-    mine = {name: column[me] if column.ndim else column for name, column in row.items()}
-    if is_forward:
-        coming = jnp.where(
-            row["group"] >= 0, lax.dynamic_index_in_dim(first, jnp.maximum(row["group"], 0), keepdims=False), carry["coming"]
-        )
-        is_real = mine["forward"] >= 0
-        x = jnp.where(me == 0, coming, carry["inputs"][mine["input"]])
+def _alone(microbatches: int, parts: Parts, weights: Weights, statistics: Tree) -> Result:
+    real, first = jnp.bool_(True), jnp.int32(0)
+
+    def add(result: Result, m):
+        x, kept_before = parts.prologue(weights.prologue, m)
+        y, found, kept = parts.stage(weights.stage, x, m, first, None)
+        dy, dw_head, sums = _head_gradients(parts, weights.head, y.reshape(-1, y.shape[-1]), m, first, real)
+        # The head's gradient is added before the stage's backward pass, or XLA would keep it until after.
+        dy, head = lax.optimization_barrier((dy, _added(result.gradients.head, dw_head)))
+        dx, stage = parts.stage_backward(weights.stage, kept, None, m, first, None, dy.reshape(y.shape), result.gradients.stage)
+        prologue = parts.prologue_backward(weights.prologue, kept_before, m, dx, result.gradients.prologue, None)
+        return Result(Weights(prologue, stage, head), parts.merge(result.statistics, found, first), _added(result.sums, sums)), None
+
+    x, _ = jax.eval_shape(parts.prologue, weights.prologue, first)
+    start = Result(_zeros(weights, jnp.float32), statistics, _zeros(_sums_of_head(parts, weights, x, 1)))
+    with jax.named_scope("ticks"):
+        return lax.scan(add, start, jnp.arange(microbatches, dtype=jnp.int32))[0]
+
+
+def _forward_alone(microbatches: int, parts: Parts, weights: Weights) -> Tree:
+    real, first = jnp.bool_(True), jnp.int32(0)
+
+    def add(sums, m):
+        y = parts.stage_forward(weights.stage, parts.prologue(weights.prologue, m)[0], m, first, None)
+        return _added(sums, parts.head(weights.head, y.reshape(-1, y.shape[-1]), m, first, real)[1]), None
+
+    x, _ = jax.eval_shape(parts.prologue, weights.prologue, first)
+    return lax.scan(add, _zeros(_sums_of_head(parts, weights, x, 1)), jnp.arange(microbatches, dtype=jnp.int32))[0]
+
+
+class _Pipeline:
+    """One schedule with its parts and weights, on several ranks."""
+
+    def __init__(self, schedule: Schedule, parts: Parts, weights: Weights, axis: str):
+        self.schedule, self.parts, self.weights, self.axis = schedule, parts, weights, axis
+        self.ranks, self.me = schedule.ranks, lax.axis_index(axis)
+        self.last_rank = schedule.order.place[-1]
+        groups = -(-schedule.microbatches // self.ranks)
+        self.mine = jnp.arange(groups, dtype=jnp.int32) * self.ranks + self.me  # microbatches of this rank's prologue
+        self.first = lax.map(lambda m: parts.prologue(weights.prologue, jnp.minimum(m, schedule.microbatches - 1))[0], self.mine)
+        self.zero = jnp.zeros(self.first.shape[1:], self.first.dtype)
+
+    def run(self, statistics: Tree) -> Result:
+        table, parts, weights = columns(self.schedule), self.parts, self.weights
+        kept = jax.eval_shape(lambda w, x: parts.stage(w, x, jnp.int32(0), jnp.int32(0), jnp.bool_(True))[2], weights.stage, self.zero)
+        slots = int(table["keep"].max()) + 1
+        carry = self._start_forward() | {
+            "gradients": self._slots(self.schedule.num_gradients + 1),
+            "kept": jax.tree.map(lambda a: jnp.zeros((slots, *a.shape), a.dtype), kept),
+            "returning": self.zero,
+            "returned": jnp.zeros_like(self.first),
+            "stage": _zeros(weights.stage, jnp.float32),
+            "head": _zeros(weights.head, jnp.float32),
+            "statistics": statistics,
+        }
+        for loop in loops(kinds(self.schedule)):
+            carry = _looped(self._tick, loop, table, carry)
+        gradients = Weights(self._prologue_backward(self._last_group(carry)), carry["stage"], carry["head"])
+        return Result(gradients, carry["statistics"], carry["sums"])
+
+    def evaluate(self) -> Tree:
+        carry = self._start_forward()
+        for loop in loops([(f, h) for f, _, h in kinds(self.schedule) if f]):
+            carry = _looped(self._forward_tick, loop, _ticks_with_forward(columns(self.schedule)), carry)
+        return carry["sums"]
+
+    def _start_forward(self) -> dict:
+        sums = _zeros(_sums_of_head(self.parts, self.weights, self.zero, self.ranks))
+        return {"inputs": self._slots(self.schedule.num_inputs + 1), "coming": self.zero, "sums": sums}
+
+    def _slots(self, count: int) -> Array:
+        return jnp.zeros((count, *self.zero.shape), self.zero.dtype)
+
+    def _tick(self, kind: tuple[bool, bool, bool], carry: dict, row: dict) -> dict:
+        """One tick of every rank: its part of the table's row."""
+        has_forward, has_backward, has_head = kind
+        carry, mine = dict(carry), self._mine(row)
+        if has_forward:
+            x, is_real, carry["coming"] = self._input(carry, row, mine)
+            m, number = jnp.maximum(mine["forward"], 0), mine["forward_stage"]
+            y, found, kept = self.parts.stage(self.weights.stage, x, m, number, is_real)
+            carry["statistics"] = self.parts.merge(carry["statistics"], found, number)
+            carry["kept"] = jax.tree.map(lambda slots, new: slots.at[mine["keep"]].set(new), carry["kept"], kept)
+            carry["inputs"] = self._sent(carry["inputs"], y, "input", mine)
+            if has_head:
+                dy, dw, sums = self._head(y, row)
+                carry["sums"] = _added(carry["sums"], sums)
+                dy, carry["head"] = lax.optimization_barrier((dy, _added(carry["head"], dw)))
+                carry["gradients"] = carry["gradients"].at[mine["head"]].set(dy)
+        if has_backward:
+            m, is_real = jnp.maximum(mine["backward"], 0), mine["backward"] >= 0
+            dy = carry["gradients"][mine["gradient"]]
+            passed = m, mine["backward_stage"], is_real, jnp.where(is_real, dy, jnp.zeros((), dy.dtype))
+            dx, carry["stage"] = self.parts.stage_backward(self.weights.stage, carry["kept"], mine["kept"], *passed, carry["stage"])
+            carry["gradients"] = self._sent(carry["gradients"], dx, "gradient", mine)
+            carry |= self._returned(carry, dx, row)
+        return carry
+
+    def _forward_tick(self, kind: tuple[bool, bool], carry: dict, row: dict) -> dict:
+        carry, mine = dict(carry), self._mine(row)
+        x, is_real, carry["coming"] = self._input(carry, row, mine)
+        y = self.parts.stage_forward(self.weights.stage, x, jnp.maximum(mine["forward"], 0), mine["forward_stage"], is_real)
+        carry["inputs"] = self._sent(carry["inputs"], y, "input", mine)
+        if kind[1]:
+            _, sums = self.parts.head(self.weights.head, *self._share(y, row))
+            carry["sums"] = _added(carry["sums"], sums)
+        return carry
+
+    def _mine(self, row: dict) -> dict:
+        return {name: column[self.me] for name, column in row.items() if column.ndim}
+
+    def _input(self, carry: dict, row: dict, mine: dict) -> tuple[Array, Array, Array]:
+        """The stage's input, zero without one; whether there is one; and the ring of the prologue after the tick."""
+        enters = lax.dynamic_index_in_dim(self.first, jnp.maximum(row["group"], 0), keepdims=False)
+        coming = jnp.where(row["group"] >= 0, enters, carry["coming"])
+        is_real, is_first = mine["forward"] >= 0, (self.me == 0) & (row["first"] >= 0)
+        x = jnp.where(is_first, coming, carry["inputs"][mine["input"]])
         x = jnp.where(is_real, x, jnp.zeros((), x.dtype))
-        y, _, found = parts.stage(weights[1], x, jnp.maximum(mine["forward"], 0), is_real)
-        carry["statistics"] = parts.merge(carry["statistics"], found)
-        carry["kept"] = carry["kept"].at[mine["keep"]].set(x)
-        carry["coming"] = jnp.where(row["forward"][0] >= 0, _turn(coming, ranks, axis), coming)
-        carry["inputs"] = carry["inputs"].at[mine["input_arrives"]].set(_turn(y, ranks, axis, towards_last=True))
-    if is_backward:
-        dx, carry = _backward(parts, weights, ranks, axis, carry, row, mine)
-        carry["gradients"] = carry["gradients"].at[mine["gradient_arrives"]].set(_turn(dx, ranks, axis))
-        ring = _turn(jnp.where(me == 0, dx, carry["returning"]), ranks, axis)
-        carry["returning"] = jnp.where(row["backward"][0] >= 0, ring, carry["returning"])
-        whole = jnp.maximum(row["returns"], 0)
-        kept = jnp.where(row["returns"] >= 0, carry["returning"], carry["returned"][whole])
-        carry["returned"] = carry["returned"].at[whole].set(kept)
-    return carry
+        return x, is_real, jnp.where(row["first"] >= 0, self._turn(coming, -1), coming)
+
+    def _sent(self, slots: Array, value: Array, what: str, mine: dict) -> Array:
+        """Slots with what arrives by each channel that the table uses."""
+        for name, way in (("next", 1), ("previous", -1), ("here", 0)):
+            if (column := f"{what}_{name}") in mine:
+                slots = slots.at[mine[column]].set(self._turn(value, way))
+        return slots
+
+    def _head(self, y: Array, row: dict) -> tuple[Array, Tree, Tree]:
+        """Gradient of y, if it is the last stage's here; gradients of the head's weights from this rank's tokens, and their sums."""
+        dpart, dw, sums = _head_gradients(self.parts, self.weights.head, *self._share(y, row))
+        dy = lax.all_gather(dpart, self.axis, tiled=True)[: y.shape[0] * y.shape[1]].reshape(y.shape)
+        return dy, dw, sums
+
+    def _share(self, y: Array, row: dict) -> tuple[Array, Array, Array, Array]:
+        """This rank's tokens of the last stage's output, zero if it has none; microbatch, first token, and whether it has one."""
+        tokens, is_real = y.shape[0] * y.shape[1], row["last"] >= 0
+        share = -(-tokens // self.ranks)
+        spread = jnp.where((self.me == self.last_rank) & is_real, y.reshape(tokens, -1), jnp.zeros((), y.dtype))
+        spread = jnp.pad(spread, ((0, share * self.ranks - tokens), (0, 0)))
+        part = lax.psum_scatter(spread, self.axis, scatter_dimension=0, tiled=True)
+        return part, jnp.maximum(row["last"], 0), self.me * share, is_real
+
+    def _returned(self, carry: dict, dx: Array, row: dict) -> dict:
+        """The ring of the prologue's gradients after the tick, and what has come all the way."""
+        has_first = row["first_backward"] >= 0
+        ring = self._turn(jnp.where(self.me == 0, dx, carry["returning"]), -1)
+        returning, group = jnp.where(has_first, ring, carry["returning"]), jnp.maximum(row["returns"], 0)
+        through = jnp.where(row["returns"] >= 0, returning, carry["returned"][group])
+        return {"returning": returning, "returned": carry["returned"].at[group].set(through)}
+
+    def _last_group(self, carry: dict) -> Array:
+        """A last group that is not full has not turned all the way; rank r has microbatch r of it after the rest of the way."""
+        if (count := self.schedule.microbatches % self.ranks) == 0:
+            return carry["returned"]
+        return carry["returned"].at[-1].set(self._turn(carry["returning"], count - self.ranks))
+
+    def _prologue_backward(self, returned: Array) -> Tree:
+        parts, weights = self.parts, self.weights.prologue
+
+        def add(sums, group):
+            m, dx = group
+            is_real, m = m < self.schedule.microbatches, jnp.minimum(m, self.schedule.microbatches - 1)
+            _, kept = parts.prologue(weights, m)
+            return parts.prologue_backward(weights, kept, m, jnp.where(is_real, dx, jnp.zeros((), dx.dtype)), sums, is_real), None
+
+        with jax.named_scope("prologue_backward"):
+            return lax.scan(add, _zeros(weights, jnp.float32), (self.mine, returned))[0]
+
+    def _turn(self, x: Array, way: int) -> Array:
+        """What each rank holds, moved that many ranks on."""
+        if way % self.ranks == 0:
+            return x
+        return lax.ppermute(x, self.axis, [(rank, (rank + way) % self.ranks) for rank in range(self.ranks)])
 
 
-def _backward(parts: Parts, weights, ranks: int, axis: str, carry: dict, row: dict, mine: dict) -> tuple[Array, dict]:
-    """The stage again and backward, with the head in between if it is the last one. Returns the gradient of the stage's input."""
-    me, is_real, microbatch = lax.axis_index(axis), mine["backward"] >= 0, jnp.maximum(mine["backward"], 0)
-    x = jnp.where(is_real, carry["kept"][mine["kept"]], jnp.zeros((), carry["kept"].dtype))
-    (y, scalar), stage_vjp = jax.vjp(lambda w, x: parts.stage(w, x, microbatch, is_real)[:2], weights[1], x)
+def _looped(tick: Callable[[Any, dict, dict], dict], loop: Loop, table: Tree, carry: dict) -> dict:
+    """carry after all ticks of a loop."""
 
-    at_head = row["backward"][ranks - 1]
-    tokens, share = _share(y, ranks)
-    spread = jnp.where((me == ranks - 1) & (at_head >= 0), y.reshape(tokens, -1), jnp.zeros((), y.dtype))
-    spread = jnp.pad(spread, ((0, share * ranks - tokens), (0, 0)))
-    part = lax.psum_scatter(spread, axis, scatter_dimension=0, tiled=True)
-    head = partial(parts.head, m=jnp.maximum(at_head, 0), first=me * share, is_real=at_head >= 0)
-    _, head_vjp, sums = jax.vjp(head, weights[2], part, has_aux=True)
-    dw_head, dpart = head_vjp(jnp.float32(1))
-    dy = lax.all_gather(dpart, axis, tiled=True)[:tokens].reshape(y.shape)
+    def turn(carry: dict, rows: dict) -> tuple[dict, None]:
+        first = 0
+        for kind, count in loop.runs:
+            part = jax.tree.map(lambda a, at=first, n=count: a[at : at + n], rows)
+            carry, _ = lax.scan(lambda c, row, k=kind: (tick(k, c, row), None), carry, part)
+            first += count
+        return carry, None
 
-    cotangent = jnp.where(me == ranks - 1, dy, carry["gradients"][mine["gradient"]])
-    cotangent = jnp.where(is_real, cotangent, jnp.zeros((), y.dtype))
-    dw, dx = stage_vjp((cotangent, is_real.astype(scalar.dtype)))
-    return dx, carry | {
-        "stage": _added(carry["stage"], dw),
-        "head": _added(carry["head"], dw_head),
-        "sums": _added(carry["sums"], sums),
-    }
+    def rows(column):
+        size = loop.ticks_of_a_turn
+        return jnp.asarray(column[loop.first : loop.first + size * loop.repeats]).reshape(loop.repeats, size, *column.shape[1:])
+
+    with jax.named_scope("ticks"):
+        return lax.scan(turn, carry, jax.tree.map(rows, table))[0]
 
 
-def _rows(schedule: Schedule) -> dict[str, np.ndarray]:
-    """The table as arrays, [ticks, ranks] or, for what all ranks do together, [ticks]; -1 is nothing, the last slot is for waste.
-
-    forward, backward: microbatch. input, keep: where a forward pass finds its input and leaves it; kept, gradient: where a backward pass
-    finds them. input_arrives, gradient_arrives: where what a neighbour sends at the end of the tick is put. group: microbatches of the
-    prologue that enter the ring before the tick; returns: those whose gradients are complete after it.
-    """
-    shape, order, ranks = (schedule.num_ticks, schedule.ranks), schedule.order, schedule.ranks
-    waste = {
-        "input": schedule.num_inputs,
-        "input_arrives": schedule.num_inputs,
-        "gradient": schedule.num_gradients,
-        "gradient_arrives": schedule.num_gradients,
-        "keep": schedule.num_residuals,
-        "kept": schedule.num_residuals,
-        "forward": -1,
-        "backward": -1,
-    }
-    rows = {name: np.full(shape, value, np.int32) for name, value in waste.items()}
-    group, returns = (np.full(schedule.num_ticks, -1, np.int32) for _ in range(2))
-    for (stage, m), tick in order.forward.items():
-        rows["forward"][tick, stage] = m
-        rows["keep"][tick, stage] = schedule.residual_slot[stage, m]
-        if stage > 0:
-            rows["input"][tick, stage] = rows["input_arrives"][order.forward[stage - 1, m], stage] = schedule.input_slot[stage, m]
-        elif m % ranks == 0:
-            group[tick] = m // ranks
-    for (stage, m), tick in order.backward.items():
-        rows["backward"][tick, stage] = m
-        rows["kept"][tick, stage] = schedule.residual_slot[stage, m]
-        if stage < ranks - 1:
-            rows["gradient"][tick, stage] = rows["gradient_arrives"][order.backward[stage + 1, m], stage] = schedule.gradient_slot[stage, m]
-        if stage == 0 and m % ranks == ranks - 1:
-            returns[tick] = m // ranks
-    return rows | {"group": group, "returns": returns}
+def _ticks_with_forward(table: Tree) -> Tree:
+    is_forward = (table["forward"] >= 0).any(axis=1)
+    return {name: column[is_forward] for name, column in table.items()}
 
 
-def _phase(rows: dict[str, np.ndarray], tick: int) -> tuple[bool, bool]:
-    return bool((rows["forward"][tick] >= 0).any()), bool((rows["backward"][tick] >= 0).any())
+def _head_gradients(parts: Parts, weights: Tree, y: Array, m: Array, first: Array, is_real: Array) -> tuple[Array, Tree, Tree]:
+    """Of y and of the weights; and the sums."""
+    _, vjp, sums = jax.vjp(partial(parts.head, m=m, first=first, is_real=is_real), weights, y, has_aux=True)
+    dw, dy = vjp(jnp.float32(1))
+    return dy, dw, sums
 
 
-def _last_group(returned, returning, microbatches: int, ranks: int, axis: str):
-    """A last group that is not full has not turned all the way; rank r has microbatch r of it after the rest of the way."""
-    if (count := microbatches % ranks) == 0:
-        return returned
-    return returned.at[-1].set(_turn(returning, ranks, axis, steps=ranks - count))
-
-
-def _prologue_backward(parts: Parts, weights, returned, microbatches: int, ranks: int, me) -> Tree:
-    def add(sums, group):
-        index, dx = group
-        m = index * ranks + me
-        _, vjp = jax.vjp(lambda w: parts.prologue(w, jnp.minimum(m, microbatches - 1)), weights)
-        (dw,) = vjp(jnp.where(m < microbatches, dx, jnp.zeros((), dx.dtype)))
-        return _added(sums, dw), None
-
-    with jax.named_scope("prologue_backward"):
-        sums, _ = lax.scan(add, _zeros(weights, jnp.float32), (jnp.arange(len(returned), dtype=jnp.int32), returned))
-    return sums
-
-
-def _turn(x, ranks: int, axis: str, *, steps: int = 1, towards_last: bool = False):
-    """What each rank holds, moved that many ranks on: towards rank 0 (and from it to the last), or the other way."""
-    shift = steps if towards_last else -steps
-    return lax.ppermute(x, axis, [(rank, (rank + shift) % ranks) for rank in range(ranks)])
-
-
-def _share(y, ranks: int) -> tuple[int, int]:
-    """Tokens of a microbatch, and of one rank's part of them."""
-    tokens = y.shape[0] * y.shape[1]
-    return tokens, -(-tokens // ranks)
-
-
-def _head_arguments(first, ranks: int):
-    _, share = _share(first[0], ranks)
-    part = jax.ShapeDtypeStruct((share, first.shape[-1]), first.dtype)
-    return part, jnp.int32(0), jnp.int32(0), jnp.bool_(True)
+def _sums_of_head(parts: Parts, weights: Weights, x: Any, ranks: int) -> Tree:
+    part = jax.ShapeDtypeStruct((-(-x.shape[0] * x.shape[1] // ranks), x.shape[-1]), x.dtype)
+    return jax.eval_shape(parts.head, weights.head, part, jnp.int32(0), jnp.int32(0), jnp.bool_(True))[1]
 
 
 def _zeros(tree: Tree, dtype=None) -> Tree:

@@ -87,6 +87,10 @@ class Schedule:
         """Share of the time in which a rank waits."""
         return 1 - self.microbatches * (forward + backward) / self.cost(forward, backward, weight)
 
+    def last_use(self, stage: int, microbatch: int) -> int:
+        """The tick in which what a forward pass kept is needed for the last time."""
+        return _last(self.order)[stage, microbatch]
+
     def in_flight(self) -> list[int]:
         """For each rank, the most stages and microbatches whose forward pass is done and whose last backward pass is not."""
         return [_colour(list(_waiting(self.order, rank)))[1] for rank in range(self.ranks)]
@@ -151,10 +155,12 @@ def _arriving(order: Order, rank: int) -> Iterator[Interval]:
 
 
 def _returning(order: Order, rank: int) -> Iterator[Interval]:
+    """Gradients of the outputs of a rank's stages. That of the last one comes from the head, in the tick of its forward pass."""
     end, last = _last(order), len(order.place) - 1
-    for stage, microbatch in order.backward:
-        if order.place[stage] == rank and stage < last:
-            yield order.backward[stage + 1, microbatch] + 1, end[stage, microbatch], (stage, microbatch)
+    for stage, m in order.backward:
+        if order.place[stage] == rank:
+            start = order.forward[stage, m] if stage == last else order.backward[stage + 1, m] + 1
+            yield start, end[stage, m], (stage, m)
 
 
 def _slots(of_ranks: list[list[Interval]]) -> tuple[Ticks, int]:

@@ -1,5 +1,6 @@
 """The rules that every pipeline schedule keeps."""
 
+import itertools
 from collections.abc import Iterator
 
 from moejax.parallel.pipeline.schedule import Order, Ticks
@@ -10,7 +11,8 @@ def violations(order: Order, ranks: int, microbatches: int) -> Iterator[str]:
 
     Every stage and microbatch runs forward and backward once. A stage waits for the one before it (forward) and after it (backward): what
     is made in a tick arrives in the next. The last stage may turn around within a tick. A rank runs at most one pass of each kind in a
-    tick. Stages that follow each other lie on the same rank or on neighbours, in a ring.
+    tick. Stages that follow each other lie on the same rank or on neighbours, in a ring. The first is on rank 0, and takes microbatches in
+    order.
     """
     stages = len(order.place)
     wanted = {(stage, microbatch) for stage in range(stages) for microbatch in range(microbatches)}
@@ -30,6 +32,8 @@ def violations(order: Order, ranks: int, microbatches: int) -> Iterator[str]:
 
 def _places(order: Order, ranks: int) -> Iterator[str]:
     stages = len(order.place)
+    if order.place[0] != 0:
+        yield f"stage 0 is on rank {order.place[0]}; it has to be on rank 0"
     for rank in range(ranks):
         if (count := order.place.count(rank)) * ranks != stages:
             yield f"rank {rank} has {count} of {stages} stages; every one of {ranks} ranks has the same number"
@@ -40,6 +44,10 @@ def _places(order: Order, ranks: int) -> Iterator[str]:
 
 def _waits(order: Order, stages: int) -> Iterator[str]:
     forward, backward = order.forward, order.backward
+    for kind, ticks in (("forward", forward), ("backward", backward)):
+        first = [ticks[0, m] for m in range(sum(stage == 0 for stage, _ in ticks))]
+        if any(after <= before for before, after in itertools.pairwise(first)):
+            yield f"stage 0 does not run microbatches {kind} in order: they run in ticks {first}"
     for (stage, microbatch), tick in forward.items():
         if stage > 0 and tick <= forward[stage - 1, microbatch]:
             yield f"stage {stage} runs microbatch {microbatch} in tick {tick}, before stage {stage - 1} has handed it on"

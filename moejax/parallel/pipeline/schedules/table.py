@@ -1,16 +1,32 @@
 """The schedules by name, and the one way to build one."""
 
+import functools
+import importlib
+import pkgutil
+import sys
+from types import ModuleType
+
+import numpy as np
+
 from moejax.config import TrainConfig
 from moejax.config.check import at_least, check, one_of
 from moejax.parallel.pipeline.schedule import Schedule, finish
-from moejax.parallel.pipeline.schedules.gpipe import GPIPE
 from moejax.parallel.pipeline.schedules.kind import Kind
-from moejax.parallel.pipeline.schedules.one_f_one_b import INTERLEAVED, ONE_F_ONE_B
-from moejax.parallel.pipeline.schedules.v_shaped import V_SHAPED
-from moejax.parallel.pipeline.schedules.zero_bubble import ZERO_BUBBLE
+from moejax.parallel.pipeline.split import Split, split_blocks
 from moejax.parallel.pipeline.validate import violations
 
-SCHEDULES = {kind.name: kind for kind in (GPIPE, ONE_F_ONE_B, INTERLEAVED, V_SHAPED, ZERO_BUBBLE)}
+
+def kinds_in(package: ModuleType) -> dict[str, Kind]:
+    """The schedules that the files of a package define, by name."""
+    found: dict[str, Kind] = {}
+    for file in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+        if file.name != __name__:
+            found |= {value.name: value for value in vars(importlib.import_module(file.name)).values() if isinstance(value, Kind)}
+    return found
+
+
+SCHEDULES = kinds_in(sys.modules[__package__])
+"""Those of this folder: a file is all that a new one needs."""
 
 
 def build(name: str, ranks: int, microbatches: int, virtual_stages: int = 1, *, schedules: dict[str, Kind] = SCHEDULES) -> Schedule:
@@ -39,14 +55,29 @@ def check_schedule(config: TrainConfig) -> None:
         _refuse(config.mesh.schedule_name, config.mesh.virtual_stages, SCHEDULES, group="mesh.")
 
 
-def schedule_of(config: TrainConfig) -> Schedule:
-    """The schedule of a run.
+def schedule_of(config: TrainConfig, microbatches: int | None = None) -> Schedule:
+    """The schedule of a run, for its own number of microbatches or another.
 
     Raises:
         ConfigError: as `check_schedule`.
     """
     check_schedule(config)
-    return build(config.mesh.schedule_name, config.mesh.pp, config.microbatches, config.mesh.virtual_stages)
+    mesh = config.mesh
+    return _build(mesh.schedule_name, mesh.pp, microbatches or config.microbatches, mesh.virtual_stages)
+
+
+def split_of(config: TrainConfig) -> Split:
+    """Which MoE blocks are where in a run.
+
+    Raises:
+        ConfigError: as `check_schedule`.
+    """
+    if config.mesh.pp == 1:
+        return Split(np.arange(config.model.num_moe_layers, dtype=np.int32)[None, None])
+    return split_blocks(config.model.num_moe_layers, schedule_of(config, 1).order.place, config.mesh.pp)
+
+
+_build = functools.lru_cache(build)
 
 
 def _refuse(name: str, virtual_stages: int, schedules: dict[str, Kind], *, group: str) -> None:

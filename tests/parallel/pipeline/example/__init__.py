@@ -1,0 +1,1 @@
+"""The worked example of CONTRIBUTING.md: a schedule of one's own."""
