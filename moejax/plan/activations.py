@@ -7,8 +7,8 @@ Most is in use when the backward pass enters the last MoE block of a microbatch:
     kept activations    of every block                                                until its backward pass
     working set         one MoE block: computed again, and backward
 
-With pipeline stages the kept activations are those of one stage, times the passes that the table of the schedule has waiting at once, and one
-more on its way there. Between stages lie inputs and their gradients (`moejax.plan.stages`).
+With pipeline stages the kept activations are those of one stage, times the passes that the table of the schedule has waiting at once, and
+one more on its way there. Between stages lie inputs and their gradients (`moejax.plan.stages`).
 """
 
 from collections.abc import Iterable

@@ -25,7 +25,7 @@ def kinds_in(package: ModuleType) -> dict[str, Kind]:
     return found
 
 
-SCHEDULES = kinds_in(sys.modules[__package__])
+SCHEDULES = kinds_in(sys.modules[__name__.rpartition(".")[0]])
 """Those of this folder: a file is all that a new one needs."""
 
 
