@@ -20,6 +20,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from moejax.nn.segments import Segment, split
+from moejax.parallel.scopes import GRADIENT_SUMS
 
 Tree = Any
 
@@ -151,7 +152,8 @@ def backward(
                 dw, dx = vjp((dx, scalar))
                 # Sums are a pass of their own: XLA would fuse them into what makes dx, and then copy the row of the sums twice.
                 place, dw, dx = lax.optimization_barrier((place, dw, dx))
-                sums = jax.tree.map(lambda total, part, p=place: _added(total, p, part, is_real, is_only), sums, dw)
+                with jax.named_scope(GRADIENT_SUMS):
+                    sums = jax.tree.map(lambda total, part, p=place: _added(total, p, part, is_real, is_only), sums, dw)
             return (dx, sums), None
 
         turns = jnp.arange(repeats, dtype=jnp.int32)

@@ -3,7 +3,7 @@
 Most is in use when the backward pass enters the last MoE block of a microbatch:
 
     gradient sums       float32, all parameters                                       for the whole step
-    gradients           compute dtype, of one block; and float32, a copy of the largest row of sums that they are added to
+    gradients           compute dtype, of one block
     kept activations    of every block                                                until its backward pass
     working set         one MoE block: computed again, and backward
 
@@ -32,12 +32,9 @@ def temp_bytes(config: TrainConfig) -> dict[str, int]:
 
 
 def gradient_bytes(config: TrainConfig) -> int:
-    """Gradients of one block's weights, and the row of the largest sum that they are added to."""
-    stack = "moe_blocks" if config.model.num_moe_layers else "dense_blocks"
-    layers = rank_layers(config) if config.model.num_moe_layers else config.model.num_dense_layers
-    counts = [(count // layers, dtype) for name, count, dtype in local_parameters(config) if name.startswith(stack)]
-    row = 0 if config.mesh.pp == config.microbatches == 1 else 4 * max(count for count, _ in counts)
-    return sum(count * ITEM_BYTES[dtype] for count, dtype in counts) + row
+    """Gradients of one block's weights."""
+    stack, layers = ("moe_blocks", rank_layers(config)) if config.model.moe is not None else ("dense_blocks", config.model.num_layers)
+    return sum(count * ITEM_BYTES[dtype] // layers for name, count, dtype in local_parameters(config) if name.startswith(stack))
 
 
 def kept_bytes(config: TrainConfig) -> int:

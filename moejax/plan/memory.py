@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from moejax.parallel.scopes import BETWEEN_STAGES, GRADIENT_SUMS, KEPT
 from moejax.plan.hlo import Hlo, Instruction, arrays_of
 
 _ALLOCATION = re.compile(r"^allocation (\d+): size \d+, (.*)$")
@@ -27,10 +28,11 @@ class Buffer:
     @property
     def role(self) -> str:
         """The part of the training step's memory that it belongs to, as `moejax.plan.activations` names them."""
-        if self.op_name.endswith(("microbatches/while/body/eval_jaxpr/add", "ticks/while/body/eval_jaxpr/add")):
-            return "gradient sums"
-        if self.op_name.endswith("ticks/while/body/eval_jaxpr/scatter"):
-            return "between stages"
+        is_carried = self.op_name.endswith(("/add", "/scatter", "/dynamic_update_slice", "/optimization_barrier"))
+        scopes = {GRADIENT_SUMS: "gradient sums", BETWEEN_STAGES: "between stages", KEPT: "kept activations"}
+        for scope, role in scopes.items():
+            if is_carried and f"/{scope}/" in self.op_name:
+                return role
         if not self.op_name.endswith("dynamic_update_slice"):
             return "working set"
         return "gradients" if "transpose(" in self.op_name else "kept activations"

@@ -15,6 +15,7 @@ from moejax.nn.transformer import Rows
 from moejax.parallel.pipeline import executor, schedule_of, split_of
 from moejax.parallel.pipeline.executor import Parts, Weights
 from moejax.parallel.pipeline.split import Split
+from moejax.parallel.scopes import GRADIENT_SUMS
 from moejax.train.microbatches import Microbatches
 
 Tree = Any
@@ -78,7 +79,8 @@ class Pieces:
             dx, sums["dense_blocks"] = layers.backward(run, kept, dx, sums["dense_blocks"], is_real=is_real)
         ids = self.micro.part(m)["tokens"]
         _, vjp = jax.vjp(lambda embed: self.micro.model.embed({"embed": embed}, ids), weights["embed"])
-        sums["embed"] = jax.tree.map(lambda total, part: total + part.astype(total.dtype), sums["embed"], vjp(dx)[0])
+        with jax.named_scope(GRADIENT_SUMS):
+            sums["embed"] = jax.tree.map(lambda total, part: total + part.astype(total.dtype), sums["embed"], vjp(dx)[0])
         return sums
 
     def stage(self, weights: dict, x: Array, m: Array, number: Array, is_real: Array | None) -> tuple[Array, Tree, Tree]:

@@ -22,6 +22,7 @@ from jaxtyping import Array
 from moejax.parallel.pipeline.loops import Loop, loops
 from moejax.parallel.pipeline.schedule import Schedule
 from moejax.parallel.pipeline.table import columns, kinds
+from moejax.parallel.scopes import BETWEEN_STAGES, GRADIENT_SUMS, KEPT
 
 Tree = Any
 
@@ -100,8 +101,7 @@ def _alone(microbatches: int, parts: Parts, weights: Weights, statistics: Tree) 
         x, kept_before = parts.prologue(weights.prologue, m)
         y, found, kept = parts.stage(weights.stage, x, m, first, None)
         dy, dw_head, sums = _head_gradients(parts, weights.head, y.reshape(-1, y.shape[-1]), m, first, real)
-        # The head's gradient is added before the stage's backward pass, or XLA would keep it until after.
-        dy, head = lax.optimization_barrier((dy, _added(result.gradients.head, dw_head)))
+        dy, head = _added_first(dy, result.gradients.head, dw_head)
         dx, stage = parts.stage_backward(weights.stage, kept, None, m, first, None, dy.reshape(y.shape), result.gradients.stage)
         prologue = parts.prologue_backward(weights.prologue, kept_before, m, dx, result.gradients.prologue, None)
         return Result(Weights(prologue, stage, head), parts.merge(result.statistics, found, first), _added(result.sums, sums)), None
@@ -175,12 +175,13 @@ class _Pipeline:
             m, number = jnp.maximum(mine["forward"], 0), mine["forward_stage"]
             y, found, kept = self.parts.stage(self.weights.stage, x, m, number, is_real)
             carry["statistics"] = self.parts.merge(carry["statistics"], found, number)
-            carry["kept"] = jax.tree.map(lambda slots, new: slots.at[mine["keep"]].set(new), carry["kept"], kept)
+            with jax.named_scope(KEPT):
+                carry["kept"] = jax.tree.map(lambda slots, new: slots.at[mine["keep"]].set(new), carry["kept"], kept)
             carry["inputs"] = self._sent(carry["inputs"], y, "input", mine)
             if has_head:
                 dy, dw, sums = self._head(y, row)
                 carry["sums"] = _added(carry["sums"], sums)
-                dy, carry["head"] = lax.optimization_barrier((dy, _added(carry["head"], dw)))
+                dy, carry["head"] = _added_first(dy, carry["head"], dw)
                 carry["gradients"] = carry["gradients"].at[mine["head"]].set(dy)
         if has_backward:
             m, is_real = jnp.maximum(mine["backward"], 0), mine["backward"] >= 0
@@ -217,7 +218,8 @@ class _Pipeline:
         """Slots with what arrives by each channel that the table uses."""
         for name, way in (("next", 1), ("previous", -1), ("here", 0)):
             if (column := f"{what}_{name}") in mine:
-                slots = slots.at[mine[column]].set(self._turn(value, way))
+                with jax.named_scope(BETWEEN_STAGES):
+                    slots = slots.at[mine[column]].set(self._turn(value, way))
         return slots
 
     def _head(self, y: Array, row: dict) -> tuple[Array, Tree, Tree]:
@@ -308,5 +310,12 @@ def _zeros(tree: Tree, dtype=None) -> Tree:
     return jax.tree.map(lambda a: jnp.zeros(a.shape, dtype or a.dtype), tree)
 
 
+def _added_first(dy: Array, sums: Tree, new: Tree) -> tuple[Array, Tree]:
+    """dy, and sums with the head's gradients added before anything is done with dy: XLA would keep them until the stage's are there."""
+    with jax.named_scope(GRADIENT_SUMS):
+        return lax.optimization_barrier((dy, _added(sums, new)))
+
+
 def _added(sums: Tree, new: Tree) -> Tree:
-    return jax.tree.map(lambda total, part: total + part.astype(total.dtype), sums, new)
+    with jax.named_scope(GRADIENT_SUMS):
+        return jax.tree.map(lambda total, part: total + part.astype(total.dtype), sums, new)
