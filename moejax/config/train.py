@@ -313,6 +313,11 @@ class TrainConfig:
                 self.mesh.weights == "resident",
                 "mesh.weights=fsdp would gather weights in every tick of a pipeline; use resident or mesh.pp=1",
             )
+            check(
+                self.model.recompute != "offload",
+                "model.recompute=offload keeps results in host memory for one microbatch, but a pipeline has several under way; "
+                "use block or selective, or mesh.pp=1",
+            )
 
     @property
     def microbatch_size(self) -> int:

@@ -20,7 +20,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from moejax.nn.segments import Segment, split
-from moejax.parallel.scopes import GRADIENT_SUMS
+from moejax.parallel.scopes import GRADIENT_SUMS, KEPT
 
 Tree = Any
 
@@ -95,27 +95,38 @@ def forward(layers: Layers, x: Float[Array, "B T D"]) -> tuple[Float[Array, "B T
     return x, _in_order(reports)
 
 
-def keep(layers: Layers, x: Float[Array, "B T D"]) -> tuple[Float[Array, "B T D"], Tree, Kept]:
-    """The same, and what `backward` needs."""
-    reports, arrays, forms = [], [], []
-    for blocks, scanned in layers.loops():
-        seen: list = [None] * len(blocks)
+def keep(
+    layers: Layers, x: Float[Array, "B T D"], slots: tuple[Kept, Int[Array, ""]] | None = None
+) -> tuple[Float[Array, "B T D"], Tree, Kept]:
+    """The same, and what `backward` needs.
 
-        def run(x, scanned, blocks=blocks, seen=seen):
-            found, kept = [], []
+    Args:
+        slots: arrays with one more leading dim, and the index at which to put it in them.
+    """
+    reports, arrays, forms = [], [], []
+    for number, (blocks, scanned) in enumerate(layers.loops()):
+        seen: list = [None] * len(blocks)
+        into = None if slots is None else slots[0].arrays[number]
+
+        def run(carry, scanned, blocks=blocks, seen=seen):
+            (x, into), (turn, rows), found, kept = carry, scanned, [], []
             for i, block in enumerate(blocks):
-                place, numbers = _row(scanned, i)
+                place, numbers = _row(rows, i)
                 weights = layers.weights(place)
                 (x, _), vjp, report = jax.vjp(lambda w, x, b=block, n=numbers: b(w, x, n, layers.shared), weights, x, has_aux=True)
                 leaves, seen[i] = _without(vjp, (weights, numbers, layers.shared))
                 found.append(report)
                 kept.append(leaves)
-            return x, (_stacked(found), kept)
+            if slots is None:
+                return (x, None), (_stacked(found), kept)
+            with jax.named_scope(KEPT):
+                return (x, jax.tree.map(lambda a, leaf: _put(a, leaf, slots[1], turn), into, kept)), (_stacked(found), None)
 
+        turns = jnp.arange(scanned[0].shape[0], dtype=jnp.int32)
         with jax.named_scope(layers.name):
-            x, (report, kept) = lax.scan(run, x, scanned)
+            (x, into), (report, kept) = lax.scan(run, (x, into), (turns, scanned))
         reports.append(report)
-        arrays.append(kept)
+        arrays.append(kept if slots is None else into)
         forms.append(seen)
     return x, _in_order(reports), Kept(arrays, _Static(forms))
 
@@ -179,14 +190,19 @@ def _added(total: Array, place: Array, part: Array, is_real: Array | None, is_on
     part = part.astype(total.dtype)
     if is_real is not None:
         part = jnp.where(is_real, part, 0)
-    row = part if is_only else _at(total, place) + part
-    return lax.dynamic_update_index_in_dim(total, row, place, 0, allow_negative_indices=False)
+    return _put(total, part if is_only else _at(total, place) + part, place)
 
 
 def _at(a: Array, *index: Array) -> Array:
     """a[index]; no index is negative."""
     inner, starts = a.shape[len(index) :], [*index, *[0] * (a.ndim - len(index))]
     return lax.dynamic_slice(a, starts, (1,) * len(index) + inner, allow_negative_indices=False).reshape(inner)
+
+
+def _put(a: Array, value: Array, *index: Array) -> Array:
+    """a with a[index] = value."""
+    starts = [*index, *[0] * value.ndim]
+    return lax.dynamic_update_slice(a, value.reshape((1,) * len(index) + value.shape), starts, allow_negative_indices=False)
 
 
 def _folded(a: Array, first: int, segment: Segment) -> Array:

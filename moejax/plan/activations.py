@@ -2,13 +2,13 @@
 
 Most is in use when the backward pass enters the last MoE block of a microbatch:
 
-    gradient sums       float32, all parameters                                       for the whole step
+    gradient sums       float32, of all parameters                                    for the whole step
     gradients           compute dtype, of one block
     kept activations    of every block                                                until its backward pass
     working set         one MoE block: computed again, and backward
 
-With pipeline stages the kept activations are those of one stage, times the passes that the table of the schedule has waiting at once, and
-one more on its way there. Between stages lie inputs and their gradients (`moejax.plan.stages`).
+With pipeline stages the kept activations are those of one stage, times the passes that the table of the schedule has waiting at once.
+Between stages lie inputs and their gradients (`moejax.plan.stages`).
 """
 
 from collections.abc import Iterable
@@ -23,12 +23,18 @@ def temp_bytes(config: TrainConfig) -> dict[str, int]:
     """Parts of the memory at the peak. Their sum is what XLA's arena holds, but for small buffers and what packing wastes."""
     stages, kept = stages_of(config), kept_bytes(config)
     return {
-        "gradient sums": sum(4 * count for _, count, _ in local_parameters(config)),
+        "gradient sums": sum_bytes(config),
         "gradients": gradient_bytes(config),
-        "kept activations": kept if stages is None else kept * (stages.kept + 1),
+        "kept activations": kept if stages is None else kept * stages.kept,
         **waiting_bytes(config),
         "working set": working_bytes(config),
     }
+
+
+def sum_bytes(config: TrainConfig) -> int:
+    """Float32 sums of gradients; in a pipeline those of the prologue are made when no activations wait any more."""
+    names = ("moe_blocks", "head", *(("embed",) if config.model.tie_embeddings else ())) if config.mesh.pp > 1 else ("",)
+    return sum(4 * count for name, count, _ in local_parameters(config) if name.startswith(names))
 
 
 def gradient_bytes(config: TrainConfig) -> int:

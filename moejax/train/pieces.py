@@ -83,10 +83,10 @@ class Pieces:
             sums["embed"] = jax.tree.map(lambda total, part: total + part.astype(total.dtype), sums["embed"], vjp(dx)[0])
         return sums
 
-    def stage(self, weights: dict, x: Array, m: Array, number: Array, is_real: Array | None) -> tuple[Array, Tree, Tree]:
+    def stage(self, weights, x, m, number, is_real, slots) -> tuple[Array, Tree, Tree]:
         if not weights:
             return x, None, None
-        y, (stats, _), kept = layers.keep(self._moe(weights, m, number, is_real), x)
+        y, (stats, _), kept = layers.keep(self._moe(weights, m, number, is_real), x, slots)
         return y, (stats, stats.traffic.demand), kept
 
     def stage_backward(self, weights, kept, slot, m, number, is_real, dy, sums) -> tuple[Array, dict]:
@@ -131,7 +131,7 @@ class Pieces:
             return None
         _, stages, room = self.split.blocks.shape
         x = jax.eval_shape(lambda w: self.prologue(w, jnp.int32(0))[0], weights.prologue)
-        shapes = jax.eval_shape(lambda w, x: self.stage(w, x, jnp.int32(0), jnp.int32(0), None)[1], weights.stage, x)
+        shapes = jax.eval_shape(lambda w, x: self.stage(w, x, jnp.int32(0), jnp.int32(0), None, None)[1], weights.stage, x)
         return jax.tree.map(lambda a: jnp.zeros((stages * room, *a.shape[1:]), a.dtype), shapes)
 
     def _dense(self, weights: dict, m: Array) -> layers.Layers:

@@ -118,7 +118,7 @@ def test_p33_misspelled_enums_are_refused() -> None:
             with pytest.raises(ConfigError) as caught:
                 change(BASE, {setting.name: typo})
             assert str(caught.value) == expected
-    assert len(names) == 17
+    assert len(names) == 16
 
 
 def test_help_tells_meaning_and_value_of_every_setting(capsys: pytest.CaptureFixture[str]) -> None:

@@ -160,6 +160,11 @@ RUN = [
         {"mesh.pp": 2, "mesh.weights": "fsdp"},
         "mesh.weights=fsdp would gather weights in every tick of a pipeline; use resident or mesh.pp=1",
     ),
+    (
+        {"mesh.pp": 2, "model.recompute": "offload"},
+        "model.recompute=offload keeps results in host memory for one microbatch, but a pipeline has several under way; "
+        "use block or selective, or mesh.pp=1",
+    ),
     below("mesh.dp", 0, 1),
     below("mesh.ep", 0, 1),
     misspelled("mesh.weights", "fsdp2", "resident, fsdp", "fsdp"),
@@ -197,7 +202,6 @@ RUN = [
 ]
 
 ENUMS = [
-    misspelled("mesh.schedule", "inter", "auto, gpipe, 1f1b, interleaved, v_shaped, zero_bubble", "interleaved"),
     misspelled("model.attention.qk_norm", "heads", "none, head, width", "head"),
     misspelled("model.attention.implementation", "cuda", "auto, xla, cudnn", "cudnn"),
     misspelled("model.moe.router.gating", "sofmax", "softmax, sigmoid, topk_softmax", "softmax"),

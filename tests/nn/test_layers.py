@@ -83,7 +83,8 @@ def test_what_waits_in_a_slot_is_found_there_and_a_pass_that_is_none_adds_nothin
     def run(slot, is_real):
         layers = layers_of("block")
         _, _, kept = keep(layers, jnp.asarray(X))
-        slots = jax.tree.map(lambda a: jnp.full((3, *a.shape), jnp.nan if a.dtype == jnp.float32 else 0, a.dtype).at[2].set(a), kept)
+        empty = jax.tree.map(lambda a: jnp.full((3, *a.shape), jnp.nan if a.dtype == jnp.float32 else 0, a.dtype), kept)
+        _, _, slots = keep(layers, jnp.asarray(X), (empty, jnp.int32(2)))
         sums = jax.tree.map(lambda a: jnp.ones(a.shape, jnp.float32), STACK)
         direct = backward(layers, kept, jnp.asarray(DY), sums)
         return direct, backward(layers, slots, jnp.asarray(DY), sums, slot=slot, is_real=is_real)

@@ -32,10 +32,10 @@ def assert_stages_exchange_once_a_tick(config, program):
 
 def assert_what_waits_is_what_the_schedule_says(config, program):
     """Passes under way lie in one slot each, and both the slots and the whole are within 15 % of the arithmetic."""
-    parts, slots = temp_bytes(config), schedule_of(config).num_residuals
+    parts = temp_bytes(config)
     kept = sum(buffer.size_bytes for buffer in program.peak if buffer.role == "kept activations")
-    waiting = parts["kept activations"] * slots / (slots + 1)  # one more is on its way to its slot, at another time
     whole = sum(parts.values())
+    waiting, slots = parts["kept activations"], schedule_of(config).num_residuals
     print(f"kept activations {kept / 2**30:.2f} GiB in {slots} slots, by arithmetic {waiting / 2**30:.2f}")
     print(f"arena {program.temp_bytes / 2**30:.2f} GiB, by arithmetic {whole / 2**30:.2f}")
     assert abs(kept / waiting - 1) < 0.15

@@ -22,7 +22,7 @@ from jaxtyping import Array
 from moejax.parallel.pipeline.loops import Loop, loops
 from moejax.parallel.pipeline.schedule import Schedule
 from moejax.parallel.pipeline.table import columns, kinds
-from moejax.parallel.scopes import BETWEEN_STAGES, GRADIENT_SUMS, KEPT
+from moejax.parallel.scopes import BETWEEN_STAGES, GRADIENT_SUMS
 
 Tree = Any
 
@@ -35,8 +35,9 @@ class Parts(NamedTuple):
 
     prologue: (weights, m) -> (x [B, T, D], kept).
     prologue_backward: (weights, kept, m, dx, sums, is_real) -> sums.
-    stage: (weights, x, m, number, is_real) -> (y like x, statistics, kept).
-    stage_backward: (weights, kept, slot, m, number, is_real, dy, sums) -> (dx, sums). kept has slots in front unless slot is None.
+    stage: (weights, x, m, number, is_real, slots) -> (y like x, statistics, kept). slots: None, or arrays with one more leading dim, and
+        the index at which what this pass keeps is put in them.
+    stage_backward: (weights, kept, slot, m, number, is_real, dy, sums) -> (dx, sums).
     stage_forward: (weights, x, m, number, is_real) -> y, for evaluation.
     head: (weights, y [n, D], m, first, is_real) -> (float32 scalar of the loss, sums), for tokens first, first + 1, ... of the
         microbatch, which may lie past its end.
@@ -99,7 +100,7 @@ def _alone(microbatches: int, parts: Parts, weights: Weights, statistics: Tree) 
 
     def add(result: Result, m):
         x, kept_before = parts.prologue(weights.prologue, m)
-        y, found, kept = parts.stage(weights.stage, x, m, first, None)
+        y, found, kept = parts.stage(weights.stage, x, m, first, None, None)
         dy, dw_head, sums = _head_gradients(parts, weights.head, y.reshape(-1, y.shape[-1]), m, first, real)
         dy, head = _added_first(dy, result.gradients.head, dw_head)
         dx, stage = parts.stage_backward(weights.stage, kept, None, m, first, None, dy.reshape(y.shape), result.gradients.stage)
@@ -137,7 +138,9 @@ class _Pipeline:
 
     def run(self, statistics: Tree) -> Result:
         table, parts, weights = columns(self.schedule), self.parts, self.weights
-        kept = jax.eval_shape(lambda w, x: parts.stage(w, x, jnp.int32(0), jnp.int32(0), jnp.bool_(True))[2], weights.stage, self.zero)
+        kept = jax.eval_shape(
+            lambda w, x: parts.stage(w, x, jnp.int32(0), jnp.int32(0), jnp.bool_(True), None)[2], weights.stage, self.zero
+        )
         slots = int(table["keep"].max()) + 1
         carry = self._start_forward() | {
             "gradients": self._slots(self.schedule.num_gradients + 1),
@@ -173,10 +176,8 @@ class _Pipeline:
         if has_forward:
             x, is_real, carry["coming"] = self._input(carry, row, mine)
             m, number = jnp.maximum(mine["forward"], 0), mine["forward_stage"]
-            y, found, kept = self.parts.stage(self.weights.stage, x, m, number, is_real)
+            y, found, carry["kept"] = self.parts.stage(self.weights.stage, x, m, number, is_real, (carry["kept"], mine["keep"]))
             carry["statistics"] = self.parts.merge(carry["statistics"], found, number)
-            with jax.named_scope(KEPT):
-                carry["kept"] = jax.tree.map(lambda slots, new: slots.at[mine["keep"]].set(new), carry["kept"], kept)
             carry["inputs"] = self._sent(carry["inputs"], y, "input", mine)
             if has_head:
                 dy, dw, sums = self._head(y, row)
