@@ -4,9 +4,10 @@ Source: the tech report on Olmo-core 3's mixtures of experts, by its example scr
 Hardware: 512 B300 (64 nodes of 8).
 
     moejax plan large_128e --gpu b300
+    moejax train large_128e
     moejax plan large_128e --gpu b300 --mesh.pp 8 --mesh.dp 8 --batch-size 3072 --microbatches 48
 
-The second command is the published alternate: 8 stages and 24Mi tokens a step, learning rate 1.2e-4 times 3^0.53. Routing is
+The last command is the published alternate: 8 stages and 24Mi tokens a step, learning rate 1.2e-4 times 3^0.53. Routing is
 random, as in the run whose throughput is published: a system reference, not a model to judge. The learning rate is the script's
 1.2e-4 for 8Mi tokens a step, times 4^0.53. The script warms up over 30B tokens and ends at 200B without a decay; the decay over the
 last tenth is Olmo-core's default for this schedule. Its filter of repeated n-grams has no counterpart here, and its stages begin

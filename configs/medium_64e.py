@@ -4,6 +4,7 @@ Source: the tech report on Olmo-core 3's mixtures of experts, by its example scr
 Hardware: 128 B300 (16 nodes of 8).
 
     moejax plan medium_64e --gpu b300
+    moejax train medium_64e
 
 Routing is random, as in the run whose throughput is published: a system reference, not a model to judge. The learning rate is the
 script's 1.8e-4 for 8Mi tokens a step, times 2^0.53. The script warms up over 30B tokens and ends at 200B without a decay; the decay

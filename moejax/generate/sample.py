@@ -10,6 +10,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
 from moejax.config import TrainConfig
+from moejax.generate.stages import empty_caches, run_blocks
 from moejax.nn import Tokens
 from moejax.parallel import DATA_AXES
 from moejax.train.state import make_layout, state_specs
@@ -29,13 +30,11 @@ def make_sampler(config: TrainConfig, mesh: Mesh, *, max_new_tokens: int, temper
     def generate(params, router, prompt, key):
         rows, length = prompt.shape
         key = jax.random.fold_in(key, lax.axis_index(DATA_AXES))
-        caches = model.empty_caches(rows, length + max_new_tokens, jnp.dtype(config.model.dtype))
+        caches = empty_caches(config, model, rows, length + max_new_tokens)
 
         def forward(ids, start, caches):
             tokens = _tokens(ids.shape, start, config.seed)
-            x, _, caches = model.blocks(
-                params, router, model.embed(params, ids), tokens, dropless=True, caches=caches, max_window=config.data.seq_len
-            )
+            x, caches = run_blocks(config, model, params, router, model.embed(params, ids), tokens, caches)
             return model.logits(params, x[:, -1]), caches
 
         def advance(carry, place):

@@ -130,6 +130,17 @@ def measure(config: TrainConfig, *, repeats: int) -> dict:
     }
 
 
+def time_steps(configs: dict[str, TrainConfig], *, repeats: int) -> dict[str, float]:
+    """Seconds of the step of each config, medians of interleaved rounds."""
+    calls = {}
+    for name, config in configs.items():
+        mesh = make_mesh(config.mesh)
+        batch, run = put_batch(_random_batch(config), config, mesh), _Run(init_state(config, mesh))
+        step = make_train_step(config, mesh)
+        calls[name] = run.program(name, lambda state, step=step, batch=batch: step(state, batch))
+    return interleaved_medians(calls, repeats)
+
+
 def _random_batch(config: TrainConfig) -> dict[str, np.ndarray]:
     rng, shape = np.random.default_rng(0), (config.batch_size, config.data.seq_len)
     tokens, labels = rng.integers(0, config.model.vocab_size, (2, *shape), dtype=np.int32)

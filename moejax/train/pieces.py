@@ -10,8 +10,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from moejax.config import ModelConfig
-from moejax.nn import MoEStats, Output, layers
-from moejax.nn.transformer import Rows
+from moejax.nn import MoEStats, Output, Rows, layers
 from moejax.parallel.pipeline import executor, schedule_of, split_of
 from moejax.parallel.pipeline.executor import Parts, Weights
 from moejax.parallel.pipeline.split import Split

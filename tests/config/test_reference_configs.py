@@ -89,4 +89,4 @@ def test_the_recipe_of_the_eight_layer_benchmark() -> None:
 
 
 def test_what_can_train_and_what_is_planned_alone() -> None:
-    assert [name for name, *_ in POINTS if not pending(load_config(name))] == ["eight_layers", "tiny_64e", "small_64e"]
+    assert [name for name, *_ in POINTS if not pending(load_config(name))] == [name for name, *_ in POINTS if not name.startswith("ultra")]

@@ -44,10 +44,11 @@ def greedy(prompt):
     return tokens[:, prompt.shape[1] :]
 
 
-@pytest.mark.parametrize(("mesh", "length"), [((1, 1), 13), ((1, 2), 4)], ids=["one device", "ep2"])
-def test_cached_generation_equals_whole_forward_passes(mesh, length):
+@pytest.mark.parametrize(("mesh", "pp", "length"), [((1, 1), 1, 13), ((1, 2), 1, 4), ((1, 2), 2, 4)], ids=["one device", "ep2", "stages"])
+def test_cached_generation_equals_whole_forward_passes(mesh, pp, length):
     """The text grows beyond the sequences of training; in the first case the prompt alone is longer than they are."""
     config = on_mesh(CONFIG, *mesh)
+    config = dataclasses.replace(config, mesh=dataclasses.replace(config.mesh, pp=pp))
     prompt = np.random.default_rng(length).integers(0, VOCAB, (2, length)).astype(np.int32)
     sampler = make_sampler(config, make_mesh(config.mesh), max_new_tokens=NEW, temperature=0, top_p=1.0)
     drawn = sampler(cast(PARAMS, config), {"bias": BIAS}, prompt, jax.random.key(0))

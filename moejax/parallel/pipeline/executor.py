@@ -133,7 +133,8 @@ class _Pipeline:
         self.last_rank = schedule.order.place[-1]
         groups = -(-schedule.microbatches // self.ranks)
         self.mine = jnp.arange(groups, dtype=jnp.int32) * self.ranks + self.me  # microbatches of this rank's prologue
-        self.first = lax.map(lambda m: parts.prologue(weights.prologue, jnp.minimum(m, schedule.microbatches - 1))[0], self.mine)
+        with jax.named_scope(BETWEEN_STAGES):
+            self.first = lax.map(lambda m: parts.prologue(weights.prologue, jnp.minimum(m, schedule.microbatches - 1))[0], self.mine)
         self.zero = jnp.zeros(self.first.shape[1:], self.first.dtype)
 
     def run(self, statistics: Tree) -> Result:
