@@ -271,11 +271,13 @@ class TrainConfig:
         else:
             check(self.mesh.ep == 1, f"mesh.ep={self.mesh.ep} splits experts, but the model has none; use mesh.dp")
         self._check_pipeline()
-        parts = self.microbatches * self.mesh.data_ranks
+        parts, whole = self.microbatches * self.mesh.data_ranks, self.batch_size // self.mesh.data_ranks
+        fewer = next((n for n in range(min(self.microbatches, whole), 0, -1) if self.batch_size % (n * self.mesh.data_ranks) == 0), None)
         check(
             self.batch_size % parts == 0,
             f"batch_size={self.batch_size} does not split evenly into microbatches={self.microbatches} x mesh.dp={self.mesh.dp} "
-            f"x mesh.ep={self.mesh.ep} = {parts} parts; use a multiple of {parts}, such as {math.ceil(self.batch_size / parts) * parts}",
+            f"x mesh.ep={self.mesh.ep} = {parts} parts; use a multiple of {parts}, such as {math.ceil(self.batch_size / parts) * parts}"
+            + (f", or microbatches={fewer}" if fewer else ""),
         )
         if self.eval.batch_size is not None:
             check(

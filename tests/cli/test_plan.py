@@ -76,6 +76,7 @@ def test_help_of_a_config_lists_its_settings(capsys: pytest.CaptureFixture[str])
             ["eight_layers", "--gpu", "b300", "--num-gpus", "many"],
             "num_gpus=many is not a whole number or None; give it as in --num-gpus 8",
         ),
+        (["eight_layers", "--gpu", "b300", "--mesh.dp", "2", "--microbatches", "64"], "such as 1024, or microbatches=32"),
         (
             ["eight_layers", "--gpu", "b300", "--mesh.pp", "7", "--mesh.schedule", "2f2b"],
             "mesh.schedule=2f2b is not one of ",

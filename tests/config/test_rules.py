@@ -185,7 +185,12 @@ RUN = [
     ({"seed": -1}, "seed=-1 is not in [0, 2**31), what a device counts in 32 bits; choose a seed from 0 to 2147483647"),
     (
         {"batch_size": 10, "mesh.dp": 2, "microbatches": 2},
-        "batch_size=10 does not split evenly into microbatches=2 x mesh.dp=2 x mesh.ep=1 = 4 parts; use a multiple of 4, such as 12",
+        "batch_size=10 does not split evenly into microbatches=2 x mesh.dp=2 x mesh.ep=1 = 4 parts; use a multiple of 4, such as 12, "
+        "or microbatches=1",
+    ),
+    (
+        {"batch_size": 10, "mesh.dp": 4},
+        "batch_size=10 does not split evenly into microbatches=1 x mesh.dp=4 x mesh.ep=1 = 4 parts; use a multiple of 4, such as 12",
     ),
     (
         {"eval.batch_size": 6, "mesh.dp": 2, "mesh.ep": 2},
