@@ -29,7 +29,7 @@ PEAK = {"bfloat16": ("bf16", 1.0), "float32": ("TF32", 0.5)}
 """Rate of products in each dtype: its name, and its share of the bf16 peak."""
 
 _AGAIN = {"none": 0.0, "selective": 0.2, "block": 1 / 3, "offload": 1 / 3}
-"""Arithmetic that each model.recompute adds, about; a pipeline computes its stages again too."""
+"""Arithmetic that each model.recompute adds, about."""
 
 _PCIE = 50e9
 """Bytes/s between a GPU and its host, about."""
@@ -120,8 +120,7 @@ def estimate(config: TrainConfig, gpu: str) -> Estimate:
 def step_seconds(config: TrainConfig, gpu: Gpu) -> float:
     """What orders configs by speed: arithmetic at the peak with what is computed again and the bubble, then traffic, then offloading."""
     stages = stages_of(config)
-    again = _AGAIN[config.model.recompute] + (_AGAIN["block"] if stages else 0)
-    busy = _compute_seconds(config, gpu) * (1 + again) / (1 - (stages.bubble if stages else 0))
+    busy = _compute_seconds(config, gpu) * (1 + _AGAIN[config.model.recompute]) / (1 - (stages.bubble if stages else 0))
     offload = 2 * offloaded_bytes(config) * config.microbatches / _PCIE
     return busy + sum(line.seconds(gpu) for line in link_bytes(config, gpu)) + offload
 

@@ -17,8 +17,9 @@ from moejax.plan.moves import tokens
 MAX_GPUS = 4096
 
 Recompute = Literal["none", "selective", "block", "offload"]
-_PER_CHANGE, _PER_HALVING, _PER_BATCH = 1.15, 1.02, 2.0
-"""What a step that changes a setting, has products of half as many rows, or learns from another batch is taken to cost more."""
+_PER_CHANGE, _PER_HALVING, _PER_BATCH, _FSDP = 1.15, 1.02, 2.0, 1.5
+"""What a step is taken to cost more for each setting that changes, for products of half as many rows, for learning from another batch, and
+for gathers of weights in every layer, which wait for each other."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ class _Search:
         for mesh in _meshes(self.config, count):
             batch = -(-self.config.batch_size // mesh.data_ranks) * mesh.data_ranks
             sizes = _sequences(self.config, batch // mesh.data_ranks)
-            if self._try(mesh, batch, sizes[-1], "offload") is None:
+            if not any(self._try(mesh, batch, sizes[-1], recompute) for recompute in ("block", "offload")):
                 continue  # nothing needs less than that
             for recompute in get_args(Recompute):
                 fits = (found for size in sizes if (found := self._try(mesh, batch, size, recompute)))
@@ -136,7 +137,8 @@ class _Search:
         halvings = max(0.0, math.log2(tokens(self.config) / tokens(config)))
         other_batch = _PER_BATCH if "batch_size" in changes else 1
         of_token = step_seconds(config, self.gpu) / (config.batch_size * config.data.seq_len)
-        return of_token * _PER_CHANGE ** len(changes) * _PER_HALVING**halvings * other_batch
+        gathers = _FSDP if "mesh.weights" in changes else 1
+        return of_token * _PER_CHANGE ** len(changes) * _PER_HALVING**halvings * other_batch * gathers
 
 
 def _changes(old: TrainConfig, new: TrainConfig) -> dict[str, str]:

@@ -22,7 +22,7 @@ def fake_gpu(limit: int | None):
 def test_a_model_of_gpus_is_refused_on_a_cpu_with_both_figures(monkeypatch):
     monkeypatch.setattr(room, "host_bytes", lambda: 24 * GIB)
     with pytest.raises(
-        ConfigError, match=r"eight_layers needs about 8 x 10\d.\d GiB of memory .*, but this machine has 24.0; take a smaller"
+        ConfigError, match=r"eight_layers needs about 8 x \d+\.\d GiB of memory .*, but this machine has 24.0; take a smaller"
     ):
         check_room(load_config("eight_layers"))
 
