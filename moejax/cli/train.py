@@ -41,7 +41,9 @@ def run(words: Sequence[str]) -> int:
     # The number of CPU devices has to be known before anything touches one.
     from moejax.parallel.flags import require_devices, set_cpu_devices
     from moejax.parallel.host_memory import keep_freed_memory
+    from moejax.parallel.pipeline import check_schedule
 
+    check_schedule(config)
     set_cpu_devices(config.mesh.num_devices)
     print(require_devices(config.mesh), flush=True)
     from moejax.plan.room import check_room

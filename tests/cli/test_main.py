@@ -150,3 +150,27 @@ def test_a_reader_that_leaves_early_is_no_error() -> None:
     done = subprocess.run(f"{program} | head -1", shell=True, capture_output=True, text=True, check=True)
     assert done.stdout.startswith("usage: moejax train quickstart")
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (
+            ["--mesh.schedule", "1f1bb"],
+            "mesh.schedule=1f1bb is not one of gpipe, 1f1b, interleaved, v_shaped, zero_bubble, auto; did you mean 1f1b?",
+        ),
+        (
+            ["--mesh.schedule", "1f1b", "--mesh.virtual-stages", "2"],
+            "mesh.schedule=1f1b has 1 stage on each rank, not mesh.virtual_stages=2; use mesh.virtual_stages=1, "
+            "or schedule interleaved or v_shaped",
+        ),
+        (
+            ["--mesh.schedule", "zero_bubble"],
+            "mesh.schedule=zero_bubble can be planned (moejax plan) but not run yet; use --mesh.schedule auto",
+        ),
+    ],
+)
+def test_a_schedule_that_a_run_cannot_have_is_refused_before_anything_starts(
+    capsys: pytest.CaptureFixture[str], words: list[str], sentence: str
+) -> None:
+    assert error(capsys, "train", "eight_layers", "--mesh.pp", "2", *words) == sentence

@@ -10,6 +10,7 @@ import numpy as np
 
 from moejax.config import TrainConfig
 from moejax.config.check import at_least, check, one_of
+from moejax.config.pending import TABLES_ONLY
 from moejax.parallel.pipeline.schedule import Schedule, finish
 from moejax.parallel.pipeline.schedules.kind import Kind
 from moejax.parallel.pipeline.split import Split, split_blocks
@@ -81,11 +82,11 @@ _build = functools.lru_cache(build)
 
 
 def _refuse(name: str, virtual_stages: int, schedules: dict[str, Kind], *, group: str) -> None:
-    one_of(f"{group}schedule", name, list(schedules))
+    one_of(f"{group}schedule", name, [*schedules, *(["auto"] if group else [])])
     kind = schedules[name]
     nearest = max(kind.least_stages, min(virtual_stages, kind.most_stages or virtual_stages))
     has = f"{kind.least_stages} or more stages" if kind.most_stages is None else "1 stage" if kind.most_stages == 1 else f"{nearest} stages"
-    others = [other.name for other in schedules.values() if other.takes(virtual_stages)]
+    others = [other.name for other in schedules.values() if other.takes(virtual_stages) and not (group and other.name in TABLES_ONLY)]
     check(
         kind.takes(virtual_stages),
         f"{group}schedule={name} has {has} on each rank, not {group}virtual_stages={virtual_stages}; "
