@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -13,6 +14,7 @@ _VALUE = re.compile(
     r"^\s*value: <\d+ (?P<name>[\w.\-]+?)(?:\{(?P<index>[\d,]*)\})?(?: \(phi\))? @\d+> "
     r"\(size=(?P<size>\d+),offset=(?P<offset>\d+)\): (?P<type>.*)$"
 )
+_SEQUENCE = re.compile(r"^\s+\d+:([\w.\-]+)$")
 _RANGE = re.compile(r"^\s+([\w.\-]+)\{([\d,]*)\}:(\d+)-(\d+)$")
 
 
@@ -68,8 +70,16 @@ def peak_buffers(live_ranges: str, assignment: str, hlo: Hlo) -> list[Buffer]:
     peak = int(moments.argmax())
     alive = [value for value in values if value.start <= peak <= value.end]
     largest = [max(group, key=lambda value: value.size) for group in _by_place(alive).values()]
-    places = {instruction.name: (name, instruction) for name in hlo.times for instruction in hlo.computations[name]}
+    places = _places(live_ranges, hlo)
     return sorted((_buffer(hlo, places, value) for value in largest), key=lambda buffer: -buffer.size_bytes)
+
+
+def _places(live_ranges: str, hlo: Hlo) -> dict[str, tuple[str, Instruction]]:
+    """Each scheduled instruction by name, with its computation; what an asynchronous one wraps stands for the one that starts it."""
+    places = {instruction.name: (name, instruction) for name in hlo.times for instruction in hlo.computations[name]}
+    sequence = [m[1] for m in map(_SEQUENCE.match, live_ranges.splitlines()) if m]
+    wrapped = {inner: places[start] for inner, start in pairwise(sequence) if inner not in places and start in places}
+    return places | wrapped
 
 
 def _values(live_ranges: str, assignment: str) -> list[_Value]:

@@ -63,5 +63,21 @@ def test_each_place_counts_once_and_says_where_it_comes_from():
     ]
 
 
+def test_what_an_asynchronous_instruction_wraps_comes_from_what_it_sends():
+    """HLO text shows the start and not what is inside; the order of instructions has both, one after the other."""
+    hlo = Hlo("""HloModule jit_step, is_scheduled=true
+
+ENTRY %main (arg: f32[100]) -> f32[8,4] {
+  %rows = f32[8,4]{1,0} fusion(%arg), kind=kLoop, metadata={op_name="jit(step)/dispatch/gather"}
+  %move-start = ((f32[8,4]{1,0}), f32[8,4]{1,0}) all-to-all-start(%rows), replica_groups={{0,1}}
+  ROOT %move-done = f32[8,4]{1,0} all-to-all-done(%move-start)
+}
+""")
+    live = "HloLiveRange (max 3):\n  InstructionSequence:\n    0:rows\n    1:move.7\n    2:move-start\n    3:move-done\n"
+    live += "  BufferLiveRange:\n    move.7{}:2-3\n"
+    assignment = "allocation 1: size 128, page 0, preallocated-temp:\n value: <1 move.7 @7> (size=128,offset=0): f32[8,4]{1,0}\n"
+    assert peak_buffers(live, assignment, hlo) == [Buffer("move.7", 128, "f32[8,4]", "jit(step)/dispatch/gather")]
+
+
 def test_a_program_without_temporaries_has_none():
     assert peak_buffers("HloLiveRange (max 1):\n  BufferLiveRange:\n    arg{}:0-1\n", ASSIGNMENT, Hlo(HLO)) == []
