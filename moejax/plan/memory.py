@@ -111,19 +111,30 @@ def _buffer(hlo: Hlo, places: dict[str, tuple[str, Instruction]], value: _Value)
 
 
 def _source(hlo: Hlo, places: dict[str, tuple[str, Instruction]], value: _Value) -> str:
-    """Where a value comes from; for what a loop carries, what its body puts there."""
-    computation, instruction = places.get(value.name, ("", None))
-    if instruction is None:
-        return ""
-    index = int(value.index) if value.index.isdigit() else None
-    bodies = {body for i, _ in hlo.instructions() if i.op == "while" for body in re.findall(r"body=%?([\w.\-]+)", i.attributes)}
-    if instruction.op == "parameter" and computation in bodies:
-        return _made_by_body(hlo, computation, index)
-    if instruction.op == "while":
-        return _made_by_body(hlo, re.findall(r"body=%?([\w.\-]+)", instruction.attributes)[0], index)
-    if not (found := _op_name(hlo, instruction)):
-        return _made_by(hlo, {i.name: i for i in hlo.computations[computation]}, instruction)
-    return found
+    """Where a value comes from in the JAX program: its instruction's name, or if it has none, the name of what it was made from.
+
+    What a loop carries comes from what the loop's body puts there, also through loops in it.
+    """
+    bodies = {_body(i) for i, _ in hlo.instructions() if i.op == "while"}
+    _, instruction = places.get(value.name, ("", None))
+    index, seen = int(value.index) if value.index.isdigit() else None, set()
+    while instruction is not None and (instruction.name, index) not in seen:
+        seen.add((instruction.name, index))
+        computation = places[instruction.name][0]
+        body = _body(instruction) if instruction.op == "while" else computation
+        if instruction.op == "while" or (instruction.op == "parameter" and computation in bodies):
+            results = _operands(hlo.computations[body][-1])
+            if index is None or index >= len(results):
+                return ""
+            (_, instruction), index = places.get(results[index], ("", None)), None
+        elif instruction.op == "get-tuple-element" and (read := places.get(_operands(instruction)[0])) and read[1].op == "while":
+            index, instruction = int(re.findall(r"index=(\d+)", instruction.attributes)[0]), read[1]
+        elif name := _op_name(hlo, instruction):
+            return name
+        else:
+            inputs = _operands(instruction)
+            (_, instruction), index = places.get(inputs[0], ("", None)) if inputs else ("", None), None
+    return ""
 
 
 def _op_name(hlo: Hlo, instruction: Instruction) -> str:
@@ -133,14 +144,9 @@ def _op_name(hlo: Hlo, instruction: Instruction) -> str:
     return next((name for name in names if name), "")
 
 
-def _made_by_body(hlo: Hlo, body: str, index: int | None) -> str:
-    instructions = {instruction.name: instruction for instruction in hlo.computations[body]}
-    results = re.findall(r"%([\w.\-]+)", hlo.computations[body][-1].operands)
-    return _made_by(hlo, instructions, instructions.get(results[index]) if index is not None and index < len(results) else None)
+def _body(loop: Instruction) -> str:
+    return re.findall(r"body=%?([\w.\-]+)", loop.attributes)[0]
 
 
-def _made_by(hlo: Hlo, instructions: dict[str, Instruction], maker: Instruction | None) -> str:
-    """Source of an instruction, or of the first of those that it reads, if XLA made it without saying where from."""
-    while maker is not None and not _op_name(hlo, maker) and (inputs := re.findall(r"%([\w.\-]+)", maker.operands)):
-        maker = instructions.get(inputs[0])
-    return _op_name(hlo, maker) if maker else ""
+def _operands(instruction: Instruction) -> list[str]:
+    return re.findall(r"%([\w.\-]+)", instruction.operands)
