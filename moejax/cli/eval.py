@@ -54,8 +54,8 @@ def run(words: Sequence[str]) -> int:
     from moejax.parallel.host_memory import keep_freed_memory
 
     set_cpu_devices(options.mesh.num_devices)
-    print(require_devices(options.mesh), flush=True)
     keep_freed_memory()
+    print(require_devices(options.mesh), flush=True)
     from moejax.eval import run_eval
 
     results = run_eval(run_dir, step=options.step, mesh=options.mesh, eval=settings)

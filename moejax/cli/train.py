@@ -45,11 +45,11 @@ def run(words: Sequence[str]) -> int:
 
     check_schedule(config)
     set_cpu_devices(config.mesh.num_devices)
+    keep_freed_memory()
     print(require_devices(config.mesh), flush=True)
     from moejax.plan.room import check_room
 
     check_room(config)
-    keep_freed_memory()
     from moejax.train.loop import train
 
     return train(config)

@@ -18,8 +18,8 @@ from jax import lax
 
 from moejax_kernels.grouped_matmul.layout import align_up, aligned_starts, tile_experts
 
-_CHUNK = 32  # rows
-_LANES = 4  # chunks of one step
+_CHUNK = 64  # rows
+_LANES = 2  # chunks of one step
 _FORWARD, _TRANSPOSED, _GRADIENT = "erk,ekn->ern", "ern,ekn->erk", "ekr,ern->ekn"
 
 
