@@ -96,10 +96,10 @@ def test_experts_far_above_the_mean(tile):
     check(BUSY, "cpu", tile=tile)
 
 
-@pytest.mark.parametrize(("sizes", "is_batched", "chunks"), [(BUSY, True, 5 + 1), ([0] * 31 + [1400], False, 44), ([0] * 32, False, 0)])
+@pytest.mark.parametrize(("sizes", "is_batched", "chunks"), [(BUSY, True, 3 + 1), ([0] * 31 + [1400], False, 22), ([0] * 32, False, 0)])
 def test_on_cpu_the_load_decides_between_one_batch_and_chunks_alone(sizes, is_batched, chunks):
     split = cpu._split(jnp.array(sizes, jnp.int32), 1400, 1)
-    assert (bool(split.is_batched), int(split.steps)) == (is_batched, -(-chunks // 4))
+    assert (bool(split.is_batched), int(split.steps)) == (is_batched, -(-chunks // cpu._LANES))
 
 
 @every_implementation
