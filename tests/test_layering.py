@@ -15,7 +15,7 @@ FOLDERS = ("moejax", "kernels", "configs", "tools", "tests")
 
 # A package imports only packages of earlier rows. Packages of one row do not import each other.
 LAYERS = (
-    ("errors",),
+    ("errors", "testing"),
     ("config",),
     ("ops",),
     ("parallel",),
@@ -23,8 +23,8 @@ LAYERS = (
     ("models", "optim", "data"),
     ("checkpoint",),
     ("train",),
-    ("eval", "generate", "plan"),
-    ("cli", "testing"),
+    ("eval", "generate", "plan", "verify"),
+    ("cli",),
 )
 RANK = {package: rank for rank, row in enumerate(LAYERS) for package in row}
 LIGHT = ("errors", "config")

@@ -8,13 +8,14 @@ from collections.abc import Sequence
 
 import moejax
 from moejax.cli import eval as eval_command
-from moejax.cli import generate, plan, show_config, show_schedule, train
+from moejax.cli import generate, plan, show_config, show_schedule, train, verify
 from moejax.cli.words import first_line, shipped_configs
 from moejax.errors import ConfigError, DataError, MoejaxError
 
 COMMANDS = {
     "train": train,
     "plan": plan,
+    "verify": verify,
     "eval": eval_command,
     "generate": generate,
     "show-config": show_config,
@@ -35,6 +36,7 @@ Start here:
   moejax train quickstart --mesh.ep 4             the same model, experts split over four devices
   moejax train quickstart --help                  every setting, its meaning and its value in quickstart
   moejax plan eight_layers --gpu b300             what the step of a model needs of GPUs that are not here
+  moejax verify quickstart                        prove the gradients of a config on every mesh, here
   moejax COMMAND --help                           what a command does, with examples
 
 Configs that come with moejax:
@@ -73,7 +75,7 @@ def _run(words: list[str]) -> int:
         raise ConfigError(f"there is no command {words[0]} among {', '.join(COMMANDS)}; {hint}")
     if rest in (["-h"], ["--help"]):
         print(inspect.getdoc(COMMANDS[name]))
-        if name in ("train", "plan", "show-config"):
+        if name in ("train", "plan", "verify", "show-config"):
             print(f"\nConfigs that come with moejax:\n{shipped_configs()}")
         if name == "show-schedule":
             print(f"\n{show_schedule.which_train()}")

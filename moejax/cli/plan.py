@@ -21,15 +21,14 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from moejax.cli.words import HOW_TO_SET, check_picture, split_subject
+from moejax.cli.words import HOW_TO_SET, check_picture, compute_on_cpu, split_options, split_subject
 from moejax.config import load_config
 from moejax.config.check import at_least, check
 from moejax.config.overrides import apply_overrides, print_help
@@ -58,11 +57,11 @@ def run(words: Sequence[str]) -> int:
     if wants_help:
         print_help(load_config(name), prog=f"moejax plan {name}", description=f"{__doc__.strip()}\n\n{HOW_TO_SET}")
         return 0
-    own, settings = _split(given)
+    own, settings = split_options(given, PlanOptions)
     options = apply_overrides(PlanOptions(), own)
     check(bool(options.gpu), f"gpu is not given; say which GPUs, as in moejax plan {name} --gpu b300")
     config = load_config(name, settings)
-    _compute_on_cpu()
+    compute_on_cpu()
     from moejax.plan import plan_step
     from moejax.plan.plan import can_compile
 
@@ -72,24 +71,6 @@ def run(words: Sequence[str]) -> int:
     note(f"planned in {time.perf_counter() - begin:.1f} s")
     _show(plan, options)
     return 0 if plan.fits else 1
-
-
-def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The words that are options of this command, with their values, and the settings of the config."""
-    own, rest = [], []
-    names = {field.name for field in fields(PlanOptions)}
-    current = rest
-    for word in words:
-        if word.startswith("--"):
-            current = own if word[2:].partition("=")[0].replace("-", "_") in names else rest
-        current.append(word)
-    return own, rest
-
-
-def _compute_on_cpu() -> None:
-    """Compiling ahead of time needs no device, and JAX's complaints about missing drivers help nobody. Call it before JAX starts."""
-    os.environ["JAX_PLATFORMS"] = "cpu"
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 
 @contextlib.contextmanager

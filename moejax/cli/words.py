@@ -1,6 +1,7 @@
 """What the subcommands share: their first word, a request for help, run directories, and the list of shipped configs."""
 
 import ast
+import dataclasses
 import difflib
 import os
 import sys
@@ -48,6 +49,24 @@ def warn_of_reference(config: TrainConfig) -> None:
     """Say on stderr that results of a run with fixed routes are no results of a model."""
     if config.model.is_system_reference:
         print(f"warning: {SYSTEM_REFERENCE}", file=sys.stderr)
+
+
+def split_options(words: Sequence[str], options: type) -> tuple[list[str], list[str]]:
+    """The words that are options of a command, fields of that dataclass, with their values; and the settings of the config."""
+    own, rest = [], []
+    names = {field.name for field in dataclasses.fields(options)}
+    current = rest
+    for word in words:
+        if word.startswith("--"):
+            current = own if word[2:].partition("=")[0].replace("-", "_") in names else rest
+        current.append(word)
+    return own, rest
+
+
+def compute_on_cpu() -> None:
+    """Keep to CPUs; JAX's complaints about missing drivers help nobody. Call it before JAX starts."""
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 
 def check_picture(name: str | None) -> None:

@@ -1,7 +1,7 @@
 """One transformer block: attention and a feed-forward branch, dense or mixture of experts."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 from flax import nnx
@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 from moejax.config import ModelConfig
 from moejax.nn.attention import Attention, Cache
 from moejax.nn.mlp import Mlp
-from moejax.nn.moe import MoE, MoEStats
+from moejax.nn.moe import MoE, RunExperts
 from moejax.nn.norm import RMSNorm
 from moejax.nn.tokens import Tokens
 
@@ -56,10 +56,11 @@ class Block(nnx.Module):
         dropless: bool,
         kernel: Literal["xla", "cudnn"] = "xla",
         cache: Cache | None = None,
-    ) -> tuple[Float[Array, "B T D"], MoEStats | None, Cache | None]:
-        """The block's output, its router statistics (None if dense) and the updated cache (None without one).
+        run_experts: RunExperts | None = None,
+    ) -> tuple[Float[Array, "B T D"], Any, Cache | None]:
+        """The block's output, its MoEStats (None if dense) and the updated cache (None without one).
 
-        Window, kernel and cache are those of `Attention`.
+        Window, kernel and cache are those of `Attention`, run_experts that of `MoE`.
         """
         x = checkpoint_name(x, "block_in")
         before, after = self.placement in ("pre", "peri"), self.placement in ("post", "peri")
@@ -72,6 +73,6 @@ class Block(nnx.Module):
             if layer.bias is None:
                 y = self.mlp(h)
             else:
-                y, stats = self.moe(h, tokens, layer.bias, layer.index, dropless=dropless)
+                y, stats = self.moe(h, tokens, layer.bias, layer.index, dropless=dropless, run_experts=run_experts)
             x = x + (self.ffn_norm_out(y) if after else y)
         return x, stats, cache

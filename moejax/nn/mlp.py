@@ -46,6 +46,11 @@ class Experts(nnx.Module):
         gate_up = checkpoint_name(grouped_matmul(rows, w_in, group_sizes, tile=tile, implementation=kernel), "expert_gate_up")
         return grouped_matmul(swiglu(gate_up), w_out, group_sizes, tile=tile, implementation=kernel)
 
+    def alone(self, x: Float[Array, "BT D"], expert: Int[Array, ""]) -> Float[Array, "BT D"]:
+        """What one expert makes of any rows: the definition that `moejax verify` holds grouped products against."""
+        w_in, w_out = (w[...][expert] for w in (self.w_in, self.w_out))
+        return swiglu(jnp.einsum("td,dgf->tgf", x, w_in)) @ w_out
+
 
 class SharedExperts(nnx.Module):
     """Experts that see every token. Two or more are weighted by a dense router of their own, whose scores are not a choice."""

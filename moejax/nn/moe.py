@@ -1,6 +1,8 @@
 """The mixture-of-experts module: router, routed experts over the `ep` axis, shared experts."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +33,10 @@ class MoEStats:
     balance_loss: Array
     z_loss: Array
     traffic: Traffic
+
+
+RunExperts = Callable[["MoE", jax.Array, routing.Routes, jax.Array, Tokens], tuple[jax.Array, Any]]
+"""(module, x [BT, D], routes, router logits [BT, E], tokens) -> (sum of the routed experts' outputs [BT, D], report)."""
 
 
 class Router(nnx.Module):
@@ -74,12 +80,32 @@ class MoE(nnx.Module):
             self.shared = SharedExperts(dim, moe, std)
 
     def __call__(
-        self, x: Float[Array, "B T D"], tokens: Tokens, bias: Float[Array, " E"], layer: Int[Array, ""], *, dropless: bool
-    ) -> tuple[Float[Array, "B T D"], MoEStats]:
-        """Runs inside shard_map, if there are axes; B is local. `dropless` overrides the capacity, for evaluation."""
-        c = self.config
-        flat, valid = x.reshape(-1, x.shape[-1]), tokens.valid.reshape(-1)
+        self,
+        x: Float[Array, "B T D"],
+        tokens: Tokens,
+        bias: Float[Array, " E"],
+        layer: Int[Array, ""],
+        *,
+        dropless: bool,
+        run_experts: RunExperts | None = None,
+    ) -> tuple[Float[Array, "B T D"], Any]:
+        """Runs inside shard_map, if there are axes; B is local. Returns the output and MoEStats, or what `run_experts` reports.
+
+        Args:
+            dropless: overrides the capacity, for evaluation.
+            run_experts: takes the place of expert parallelism.
+        """
+        flat = x.reshape(-1, x.shape[-1])
         routes, logits = self.router(flat, tokens, bias, layer)
+        if run_experts is None:
+            y, stats = self._run_in_parallel(flat, routes, logits, tokens, dropless)
+        else:
+            y, stats = run_experts(self, flat, routes, logits, tokens)
+        # One view of x for all who read it: with two, the backward pass would keep both.
+        return (y + self.shared(flat) if self.config.num_shared_experts else y).reshape(x.shape), stats
+
+    def _run_in_parallel(self, flat, routes, logits, tokens, dropless) -> tuple[jax.Array, MoEStats]:
+        c, valid = self.config, tokens.valid.reshape(-1)
         ranks, tile = count_ranks(self.expert_axis), choose_tile()
         y, traffic = expert_parallel(
             flat,
@@ -95,8 +121,7 @@ class MoE(nnx.Module):
         )
         counts = lax.stop_gradient(balance.count_routes(routes.experts, valid, c.num_experts))
         stats = MoEStats(counts, self._balance_loss(routes, counts, tokens.valid), balance.router_z(logits, valid), traffic)
-        # One view of x for all who read it: with two, the backward pass would keep both.
-        return (y + self.shared(flat) if c.num_shared_experts else y).reshape(x.shape), stats
+        return y, stats
 
     def _balance_loss(self, routes, counts, valid):
         kind, flat = self.config.router.balance_loss, valid.reshape(-1)

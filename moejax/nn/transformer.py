@@ -16,7 +16,7 @@ from moejax.nn.attention import Cache, choose_attention
 from moejax.nn.block import Block, Layer
 from moejax.nn.ends import Embedding, Head
 from moejax.nn.layers import Layers, forward
-from moejax.nn.moe import MoEStats
+from moejax.nn.moe import MoEStats, RunExperts
 from moejax.nn.param import Template, is_spec, make_template
 from moejax.nn.recompute import recomputed
 from moejax.nn.tokens import Tokens
@@ -99,7 +99,8 @@ class Transformer:
         dropless: bool,
         caches: dict[str, Cache] | None = None,
         max_window: int | None = None,
-    ) -> tuple[Float[Array, "B T D"], MoEStats | None, dict[str, Cache] | None]:
+        run_experts: RunExperts | None = None,
+    ) -> tuple[Float[Array, "B T D"], Any, dict[str, Cache] | None]:
         """Run all blocks, stack after stack.
 
         Args:
@@ -107,11 +108,13 @@ class Transformer:
             dropless: ignore the capacity.
             caches: for each stack, keys and values stacked over layers.
             max_window: no layer attends further back than this many tokens.
+            run_experts: takes the place of expert parallelism, and its reports that of the statistics.
         """
         moe_stats, new_caches = None, {}
         for name in self._stacks:
             cache = None if caches is None else caches[name]
-            run = self.layers(name, params[name], router, tokens, dropless=dropless, cache=cache, max_window=max_window)
+            how = {"dropless": dropless, "cache": cache, "max_window": max_window, "run_experts": run_experts}
+            run = self.layers(name, params[name], router, tokens, **how)
             x, (stats, new_caches[name]) = forward(run, x)
             moe_stats = stats if name == "moe_blocks" else moe_stats
         return x, moe_stats, None if caches is None else new_caches
@@ -128,6 +131,7 @@ class Transformer:
         scalar: Callable[[MoEStats | None], Array] = lambda stats: jnp.float32(0),
         cache: Cache | None = None,
         max_window: int | None = None,
+        run_experts: RunExperts | None = None,
     ) -> Layers:
         """Blocks of a stack, to be run by `moejax.nn.layers`; each reports (router statistics or None, updated cache or None).
 
@@ -136,7 +140,7 @@ class Transformer:
             router: {"bias": float32 [blocks here, E]} for MoE blocks.
             rows: which blocks; None for all of the stack.
             scalar: a layer's part of the loss beside what its output does to it.
-            cache, max_window: as in `blocks`.
+            cache, max_window, run_experts: as in `blocks`.
         """
         template, count = self._stacks[name]
         if rows is None:
@@ -154,7 +158,8 @@ class Transformer:
             if rows.is_padded:  # padding is routed nowhere and counted nowhere
                 tokens = dataclasses.replace(tokens, segment=jnp.where(is_real, tokens.segment, 0))
             module = template.bind(self._gather(name, weights))
-            y, stats, cache = module(x, tokens, layer, window if known is None else known, dropless=dropless, kernel=kernel, cache=cache)
+            how = {"dropless": dropless, "kernel": kernel, "cache": cache, "run_experts": run_experts}
+            y, stats, cache = module(x, tokens, layer, window if known is None else known, **how)
             y = jnp.where(is_real, y, x) if rows.is_padded else y
             return (y, scalar(stats)), (stats, cache)
 

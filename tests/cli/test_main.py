@@ -86,7 +86,10 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_unknown_command_suggests_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     message = error(capsys, "trian", "quickstart")
-    assert message == "there is no command trian among train, plan, eval, generate, show-config, show-schedule; did you mean moejax train?"
+    assert (
+        message
+        == "there is no command trian among train, plan, verify, eval, generate, show-config, show-schedule; did you mean moejax train?"
+    )
     assert error(capsys, "--quiet").endswith("moejax --help explains them")
 
 
