@@ -1,5 +1,6 @@
 """What a program computed, held against the reference: losses, counts, drops, and gradients by parameter, layer and expert."""
 
+import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
@@ -7,7 +8,9 @@ import numpy as np
 from moejax.testing import TOLERANCES
 from moejax.verify.reference import Truth
 
-LIMITS = TOLERANCES["float32"]
+LIMITS = dataclasses.replace(TOLERANCES["float32"], leaf=1e-4)
+"""Rounding reaches 2e-5 in the gradients of nine layers; a fault is a hundredth or more."""
+
 _METRICS = {
     "train/loss": "cross-entropy",
     "train/z_loss": "z-loss",

@@ -72,7 +72,7 @@ def _gradient_signs(case: Case, differences: tuple[Difference, ...], gradients: 
         yield f"{whose} are {1 + factor:.4g} times what they should be{_known_factor(1 + factor, case)}"
         return
     for losses in (*((loss,) for loss in LOSSES), ("balance loss", "router z-loss")):
-        part = {name: sum(truth.gradients[loss][name] for loss in losses) for name in wrong}
+        part = {name: np.sum([truth.gradients[loss][name] for loss in losses], axis=0) for name in wrong}
         loss = " and the ".join(losses)
         if (times := _factor(error, part)) is not None and abs(times) > 0.01:
             if abs(times + 1) < _NEAR:
