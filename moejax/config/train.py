@@ -251,6 +251,8 @@ class TrainConfig:
     """auto: continue the run in run_dir if it has this config. changed: also if settings differ. never: refuse a used directory."""
     profile: bool = False
     """Write a jax.profiler trace of a few steps into the run directory."""
+    debug_nans: bool = False
+    """Stop at the first step whose loss or gradient is not finite, and say in which layer and result it begins. Waits for every step."""
 
     def __post_init__(self) -> None:
         check(
@@ -304,6 +306,10 @@ class TrainConfig:
             )
 
     def _check_pipeline(self) -> None:
+        check(
+            not (self.debug_nans and self.mesh.pp > 1),
+            f"debug_nans=True looks at whole models, but mesh.pp={self.mesh.pp}; resume the run with mesh.pp=1, on any mesh it fits",
+        )
         stages = self.mesh.pp * self.mesh.virtual_stages
         if stages > 1:
             check(

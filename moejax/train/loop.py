@@ -27,6 +27,7 @@ from moejax.train import flops
 from moejax.train.console import Screen, short
 from moejax.train.durable import abstract_durable, durable, from_durable
 from moejax.train.evaluate import evaluate, make_eval_step
+from moejax.train.locate import stop_where_not_finite
 from moejax.train.log import Log
 from moejax.train.metrics import Reading
 from moejax.train.picture import draw_run
@@ -221,6 +222,8 @@ def _compile(
     step = traced.lower().compile()
     compile_s = time.perf_counter() - begin_s
     screen.say(f"compiled in {compile_s:.1f} s")
+    if config.debug_nans:
+        step = stop_where_not_finite(step, config, mesh)
     if config.profile:
         step = profiled(step, run.path / "profile", start=config.log.profile_start, count=config.log.profile_steps)
     return step, compile_s

@@ -23,7 +23,7 @@ _NEW_CONFIG = f"{CONFIG_FILE}.new"
 # How a run is carried out rather than what it computes. They may change from one process of a run to the next.
 _EXECUTION_GROUPS = ("mesh.", "log.", "checkpoint.", "eval.")
 _EXECUTION = (
-    *("microbatches", "steps", "profile", "resume", "run_dir"),
+    *("microbatches", "steps", "profile", "debug_nans", "resume", "run_dir"),
     *("model.recompute", "model.recompute_keep", "model.moe.grouped_matmul", "model.moe.transport"),
     *("model.attention.implementation", "data.max_documents"),
 )

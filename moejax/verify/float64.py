@@ -13,7 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
+from jax.extend.core import Jaxpr, JaxprEqn, Literal
+
+from moejax.ops.programs import Loop, called, loop
 
 _DTYPES = ("preferred_element_type", "dtype", "new_dtype")
 """Parameters of operations that name the dtype of the result."""
@@ -44,8 +46,12 @@ def _run(jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
 
     for eqn in jaxpr.eqns:
         inputs = [read(atom) for atom in eqn.invars]
-        handler = _HANDLERS.get(eqn.primitive.name, _compute)
-        outputs = handler(eqn, inputs)
+        if (inner := called(eqn)) is not None:
+            outputs: Sequence[Any] = _run(*inner, inputs)
+        elif (inside := loop(eqn)) is not None:
+            outputs = _scan(inside, inputs)
+        else:
+            outputs = _HANDLERS.get(eqn.primitive.name, _compute)(eqn, inputs)
         for var, output in zip(eqn.outvars, outputs, strict=True):
             values[var] = _wide(output)
     return [read(atom) for atom in jaxpr.outvars]
@@ -72,34 +78,15 @@ def _wide_dtype(dtype: Any) -> Any:
     return np.dtype(np.float64) if jnp.issubdtype(dtype, jnp.floating) else dtype
 
 
-def _inline(eqn: JaxprEqn, inputs: list[Any]) -> list[Any]:
-    """A function that is called, jitted, recomputed, or has a derivative of its own."""
-    inner = next(eqn.params[name] for name in ("jaxpr", "call_jaxpr") if name in eqn.params)
-    if isinstance(inner, ClosedJaxpr):
-        return _run(inner.jaxpr, inner.consts, inputs)
-    return _run(inner, (), inputs)
-
-
-def _scan(eqn: JaxprEqn, inputs: list[Any]) -> list[Any]:
-    inner = eqn.params["jaxpr"]
-    # Arguments are constants, carry, and what is scanned; results are carry and what is stacked. Only the second kinds have one more dim.
-    scanned = sum(x.ndim > _rank(aval) for x, aval in zip(inputs, inner.in_avals, strict=True))
-    stacked = sum(_rank(var.aval) > _rank(aval) for var, aval in zip(eqn.outvars, inner.out_avals, strict=True))
-    carry = len(inner.out_avals) - stacked
-    consts = len(inputs) - scanned - carry
-    fixed = inputs[:consts]
+def _scan(loop: Loop, inputs: list[Any]) -> list[Any]:
+    fixed, start, xs = inputs[: loop.consts], inputs[loop.consts : loop.consts + loop.carry], inputs[loop.consts + loop.carry :]
 
     def body(state: list[Any], x: list[Any]) -> tuple[list[Any], list[Any]]:
-        outputs = _run(inner.jaxpr, inner.consts, [*fixed, *state, *x])
-        return outputs[:carry], outputs[carry:]
+        outputs = _run(*loop.body, [*fixed, *state, *x])
+        return outputs[: loop.carry], outputs[loop.carry :]
 
-    state, xs = inputs[consts : consts + carry], inputs[consts + carry :]
-    state, ys = lax.scan(body, state, xs, length=eqn.params["length"], reverse=eqn.params["reverse"])
+    state, ys = lax.scan(body, start, xs, length=loop.length, reverse=loop.reverse)
     return [*state, *ys]
-
-
-def _rank(aval: Any) -> int:
-    return len(aval.shape)
 
 
 def _cond(eqn: JaxprEqn, inputs: list[Any]) -> list[Any]:
@@ -130,12 +117,8 @@ def _bits(eqn: JaxprEqn, inputs: list[Any]) -> list[Any]:
 
 
 _HANDLERS: dict[str, Callable[[JaxprEqn, list[Any]], Sequence[Any]]] = {
-    **dict.fromkeys(
-        ("jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint", "custom_jvp_call", "custom_vjp_call"), _inline
-    ),
     **dict.fromkeys(("optimization_barrier", "reduce_precision", "name"), _same),
     **dict.fromkeys(("scatter", "scatter-add", "scatter_add"), _scatter),
-    "scan": _scan,
     "cond": _cond,
     "while": _refuse_loop,
     "bitcast_convert_type": _bits,

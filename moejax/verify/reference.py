@@ -131,10 +131,12 @@ class Reference:
 
     @functools.cached_property
     def _program(self) -> Callable:
-        narrow = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, jnp.float32), self.params)
+        narrow, places = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, jnp.float32), self.params), self._places(Layout(1, 1, 1))
         with jax.enable_x64(False):
-            wide = in_float64(self._terms, narrow, self._places(Layout(1, 1, 1)))
-        return jax.jit(lambda params, places: self._differentiated(lambda params: wide(params, places), params))
+            wide = in_float64(self._terms, narrow, places)
+        jitted = jax.jit(lambda params, places: self._differentiated(lambda params: wide(params, places), params))
+        with jax.enable_x64(True):
+            return jitted.lower(_wide(self.params), places).compile()
 
     def _differentiated(self, wide: Callable, params: dict) -> tuple[Any, Any, Any]:
         """Terms without weights, reports, and the gradients of the weighted terms with a leading dim for the term."""

@@ -1,9 +1,12 @@
 """Runs the cases of a config and holds each against the reference."""
 
+import gc
 import os
+from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import jax
@@ -23,6 +26,7 @@ from moejax.verify.reference import Layout, Reference
 from moejax.verify.shrink import shrink
 
 _SEEDS = 20
+_CASES_REMEMBERED = 16  # by JAX, which keeps some 15 MB of each
 
 
 @dataclass(frozen=True)
@@ -59,12 +63,20 @@ class Verifier:
         )
 
     def run(self, cases: Iterable[Case], report: Callable[[Outcome], None] = lambda outcome: None) -> list[Outcome]:
-        """All of them, each reported as soon as it is done. While one is run and compared, the next ones are compiled."""
-        outcomes = []
+        """All of them, each reported as soon as it is done. While one is run and compared, the next ones are compiled.
+
+        Few programs exist at once: each takes some of the memory maps that a process may have.
+        """
+        outcomes, rest = [], iter(cases)
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            for case, compiled in [(case, pool.submit(self._compiled, case)) for case in cases]:
-                outcomes.append(self._outcome(case, compiled))
+            waiting = deque((case, pool.submit(self._compiled, case)) for case in islice(rest, os.cpu_count()))
+            while waiting:
+                outcomes.append(self._outcome(*waiting.popleft()))
                 report(outcomes[-1])
+                if len(outcomes) % _CASES_REMEMBERED == 0:
+                    jax.clear_caches()
+                gc.collect()
+                waiting.extend((case, pool.submit(self._compiled, case)) for case in islice(rest, 1))
         return outcomes
 
     def _outcome(self, case: Case, compiled: Future[Callable]) -> Outcome:

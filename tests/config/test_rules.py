@@ -165,6 +165,10 @@ RUN = [
         "model.recompute=offload keeps results in host memory for one microbatch, but a pipeline has several under way; "
         "use block or selective, or mesh.pp=1",
     ),
+    (
+        {"mesh.pp": 2, "debug_nans": True},
+        "debug_nans=True looks at whole models, but mesh.pp=2; resume the run with mesh.pp=1, on any mesh it fits",
+    ),
     below("mesh.dp", 0, 1),
     below("mesh.ep", 0, 1),
     misspelled("mesh.weights", "fsdp2", "resident, fsdp", "fsdp"),

@@ -138,6 +138,23 @@ def test_five_bad_steps_in_a_row_end_the_run_and_nothing_is_saved_after_them(con
     assert _losses(config)[9] is None
 
 
+def test_with_debug_nans_the_first_bad_step_ends_the_run(config, monkeypatch):
+    def stop(step, config, mesh):
+        def checked(state, batch):
+            state, metrics = step(state, batch)
+            if not metrics["optim/finite"]:
+                raise TrainingError("it begins there")
+            return state, metrics
+
+        return checked
+
+    install(monkeypatch.setattr, bad_steps=(3,))
+    monkeypatch.setattr(loop, "stop_where_not_finite", stop)
+    with pytest.raises(TrainingError, match="it begins there"):
+        loop.train(dataclasses.replace(config, debug_nans=True))
+    assert 3 not in _losses(config)
+
+
 def test_broken_weights_are_never_saved(config, monkeypatch, tmp_path):
     install(monkeypatch.setattr, broken_weights_after=5)
     with pytest.raises(TrainingError, match=r"weights are not finite after step 8, so they are not saved; the newest checkpoint is 4"):

@@ -43,7 +43,7 @@ def test_everything_at_once_on_eight_devices():
     check(piped(EVERYTHING, 2, 2, 2), parameters(EVERYTHING), batch(documents=True, padding=True))
 
 
-def test_tied_embeddings_and_a_last_group_that_is_not_full():
+def test_p43_tied_embeddings_and_a_last_group_that_is_not_full():
     """Five microbatches on four ranks, all forward passes first; the embedding gets gradients from both ends."""
     config = piped(TIED, 4, 1, 2, microbatches=5, schedule="gpipe", batch_size=10)
     check(config, parameters(TIED), batch(10, padding=True))

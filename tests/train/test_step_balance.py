@@ -40,7 +40,7 @@ def test_global_loss_does_not_depend_on_dp_or_ep(mesh):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["local", "global"])
-def test_stages_change_no_balance_loss(kind):
+def test_p28_stages_change_no_balance_loss(kind):
     """Local and global statistics are of the same tokens with stages; the value is that of the oracle without them."""
     config = run(2, 1, 2, kind)
     piped = dataclasses.replace(config, mesh=dataclasses.replace(config.mesh, pp=2))

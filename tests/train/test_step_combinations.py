@@ -104,7 +104,7 @@ def test_the_rows_hold_every_pair_of_settings():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("row", rows() if FILE.exists() else [], ids=lambda row: "-".join(row.values()).replace(" ", "_"))
-def test_a_combination_equals_the_oracle(row):
+def test_p45_a_combination_equals_the_oracle(row):
     config = config_of(row)
     params, bias = parameters(config.model), None
     if row["bias"] == "random":

@@ -137,13 +137,13 @@ def test_load_counts_are_invariant(changed):
 
 
 @each_layout
-def test_bias_update_is_invariant(changed):
+def test_p44_bias_update_is_invariant(changed):
     assert np.abs(train(ONE).bias[0]).max() == pytest.approx(0.01)
     np.testing.assert_array_equal(train(LAYOUTS[changed]).bias[0], train(ONE).bias[0])
 
 
 @each_layout
-def test_gradients_and_their_norm_are_invariant(changed):
+def test_p37_gradients_and_their_norm_are_invariant(changed):
     assert_same("optim/grad_norm", changed)
     assert_trees_close(train(LAYOUTS[changed]).mu[0], train(ONE).mu[0], "float32", f"first moments, {changed}")
 
