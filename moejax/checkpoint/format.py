@@ -39,13 +39,27 @@ def describe_arrays(flat: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 def describe_files(directory: Path) -> dict[str, dict[str, Any]]:
     """Size in bytes and SHA-256 of every file below a directory, by relative path."""
-    files = sorted(path for path in directory.rglob("*") if path.is_file())
+    files = sorted(path for path in directory.rglob("*") if path.is_file() and not path.is_symlink())
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         digests = pool.map(_sha256, files)
         return {
             str(path.relative_to(directory)): {"bytes": path.stat().st_size, "sha256": digest}
             for path, digest in zip(files, digests, strict=True)
         }
+
+
+def damage(directory: Path, listed: dict[str, dict[str, Any]]) -> list[str]:
+    """What is wrong with the files below a directory, one sentence for each; `listed` is what `describe_files` once said of them."""
+    found = describe_files(directory)
+    problems = [f"file {ARRAYS}/{name} is a symbolic link, of which a checkpoint has none" for name in _links(directory)]
+    for name, expected in listed.items():
+        if name not in found:
+            problems.append(f"file {ARRAYS}/{name} is missing")
+        elif found[name]["bytes"] != expected["bytes"]:
+            problems.append(f"file {ARRAYS}/{name} has {found[name]['bytes']} bytes instead of {expected['bytes']}")
+        elif found[name] != expected:
+            problems.append(f"file {ARRAYS}/{name} has changed since it was written (its SHA-256 differs)")
+    return problems
 
 
 def seal(fields: dict[str, Any]) -> dict[str, Any]:
@@ -59,6 +73,10 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version()} | {
         name: importlib.metadata.version(name) for name in ("moejax", "jax", "jaxlib", "orbax-checkpoint")
     }
+
+
+def _links(directory: Path) -> list[str]:
+    return sorted(str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_symlink())
 
 
 def _sha256(path: Path) -> str:

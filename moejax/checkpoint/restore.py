@@ -88,14 +88,8 @@ def _check_arrays(path: Path, stored: dict[str, Any], wanted: dict[str, Any]) ->
 
 
 def _check_files(directory: Path, step: int, listed: dict[str, Any]) -> None:
-    found = fmt.describe_files(directory / str(step) / fmt.ARRAYS)
-    for name, expected in listed.items():
-        if name not in found:
-            raise _damaged(directory, step, f"file {fmt.ARRAYS}/{name} is missing")
-        if found[name]["bytes"] != expected["bytes"]:
-            raise _damaged(directory, step, f"file {fmt.ARRAYS}/{name} has {found[name]['bytes']} bytes instead of {expected['bytes']}")
-        if found[name] != expected:
-            raise _damaged(directory, step, f"file {fmt.ARRAYS}/{name} has changed since it was written (its SHA-256 differs)")
+    if problems := fmt.damage(directory / str(step) / fmt.ARRAYS, listed):
+        raise _damaged(directory, step, f"{problems[0]}{_and_more(problems)}")
 
 
 def _damaged(directory: Path, step: int, reason: str) -> CheckpointError:

@@ -1,9 +1,11 @@
 """Writes checkpoints in the background, one at a time, and keeps the newest."""
 
 import json
+import math
 import os
 import shutil
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,8 @@ from moejax.checkpoint import format as fmt
 from moejax.checkpoint.restore import committed_steps
 from moejax.errors import CheckpointError
 
+_SPARE = 1.05  # for manifests, and what file systems take for themselves
+
 
 class Writer:
     """Owns a directory of checkpoints while a run writes them.
@@ -21,9 +25,10 @@ class Writer:
     Opening it removes what an interrupted save left behind; the caller makes sure that nobody else writes there.
     """
 
-    def __init__(self, directory: Path, *, keep: int):
+    def __init__(self, directory: Path, *, keep: int, keep_every: int | None = None):
+        """Keeps the newest `keep` checkpoints, and those whose step is a multiple of `keep_every`."""
         self._directory = directory.absolute()
-        self._keep = keep
+        self._keep, self._keep_every = keep, keep_every
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: tuple[int, Future[float]] | None = None
         for leftover in self._directory.glob(f"*{fmt.PARTIAL}"):
@@ -46,6 +51,7 @@ class Writer:
         partial = self._directory / f"{step}{fmt.PARTIAL}"
         try:
             partial.mkdir(parents=True)
+            _check_room(self._directory, flat)
             self._orbax.save(partial / fmt.ARRAYS, flat)
         except OSError as error:
             raise _failed(step, self._directory, error) from error
@@ -87,10 +93,27 @@ class Writer:
             file.flush()
             os.fsync(file.fileno())
         partial.rename(self._directory / str(step))
-        for old in committed_steps(self._directory)[: -self._keep]:
-            doomed = (self._directory / str(old)).rename(self._directory / f"{old}{fmt.PARTIAL}")
-            shutil.rmtree(doomed)
+        for old in doomed(committed_steps(self._directory), keep=self._keep, keep_every=self._keep_every):
+            delete(self._directory, old)
         return time.perf_counter() - started
+
+
+def doomed(steps: Sequence[int], *, keep: int, keep_every: int | None = None) -> list[int]:
+    """Which checkpoints do not stay: all but the newest `keep`, and those whose step is a multiple of `keep_every`; oldest first."""
+    ordered = sorted(steps)
+    return [step for step in ordered[: max(0, len(ordered) - keep)] if keep_every is None or step % keep_every]
+
+
+def delete(directory: Path, step: int) -> None:
+    """Delete a checkpoint, so that an interruption leaves nothing that looks like one."""
+    shutil.rmtree((directory / str(step)).rename(directory / f"{step}{fmt.PARTIAL}"))
+
+
+def _check_room(directory: Path, flat: dict[str, Any]) -> None:
+    """Refuse a save that cannot end well before it takes what room there is."""
+    needed = int(_SPARE * sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in flat.values()))
+    if (free := shutil.disk_usage(directory).free) < needed:
+        raise OSError(f"it needs {needed / 2**30:.3f} GiB, and {free / 2**30:.3f} GiB are free")
 
 
 def _failed(step: int, directory: Path, error: BaseException) -> CheckpointError:

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Sequence
 
 import moejax
+from moejax.cli import checkpoint, generate, plan, show_config, show_schedule, train, verify
 from moejax.cli import eval as eval_command
-from moejax.cli import generate, plan, show_config, show_schedule, train, verify
 from moejax.cli.words import first_line, shipped_configs
 from moejax.errors import ConfigError, DataError, MoejaxError
 
@@ -18,6 +18,7 @@ COMMANDS = {
     "verify": verify,
     "eval": eval_command,
     "generate": generate,
+    "checkpoint": checkpoint,
     "show-config": show_config,
     "show-schedule": show_schedule,
 }

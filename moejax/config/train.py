@@ -177,10 +177,19 @@ class CheckpointConfig:
     """Steps between checkpoints; one is always written at the end and on Ctrl-C or SIGTERM."""
     keep: int = 3
     """Newest checkpoints that stay on disk."""
+    keep_every: int | None = None
+    """Checkpoints whose step is a multiple of this stay for good. None: only the newest stay."""
 
     def __post_init__(self) -> None:
         at_least("checkpoint.every", self.every, 1)
         at_least("checkpoint.keep", self.keep, 1)
+        if self.keep_every is not None:
+            at_least("checkpoint.keep_every", self.keep_every, 1)
+            check(
+                self.keep_every % self.every == 0,
+                f"checkpoint.keep_every={self.keep_every} is not a multiple of checkpoint.every={self.every}, so that most of these steps "
+                f"are never saved; use a multiple, such as {math.ceil(self.keep_every / self.every) * self.every}",
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

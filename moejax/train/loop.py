@@ -83,7 +83,7 @@ def train(config: TrainConfig) -> int:
         begin(run, config)
         log = _open_log(config, mesh, dataset, run, screen, compile_s)
         stack.callback(log.close)
-        writer = checkpoint.Writer(run.checkpoints, keep=config.checkpoint.keep)
+        writer = checkpoint.Writer(run.checkpoints, keep=config.checkpoint.keep, keep_every=config.checkpoint.keep_every)
         stack.callback(writer.close)
         session = Session(
             config=config,

@@ -9,6 +9,7 @@ import sys
 import textwrap
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -118,6 +119,49 @@ def test_only_the_newest_checkpoints_are_kept(tmp_path):
     writer.close()
     assert committed_steps(tmp_path) == [10, 20]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["10", "20"]
+
+
+def test_every_so_many_stay_for_good(tmp_path):
+    tree = _concrete(_abstract(_mesh(1, 1), SPLIT))
+    writer = Writer(tmp_path, keep=1, keep_every=10)
+    for step in (5, 10, 15, 20, 25):
+        writer.save(step, tree, {})
+    writer.wait()
+    writer.close()
+    assert committed_steps(tmp_path) == [10, 20, 25]
+
+
+def test_a_save_that_cannot_fit_is_refused_before_anything_is_written(saved, monkeypatch):
+    directory, tree = saved
+    monkeypatch.setattr("moejax.checkpoint.save.shutil.disk_usage", lambda path: SimpleNamespace(free=1000))
+    writer = Writer(directory, keep=3)
+    message = r"checkpoint 3 could not be written .* it needs 0\.000 GiB, and 0\.000 GiB are free; checkpoint 2 is intact; make room"
+    with pytest.raises(CheckpointError, match=message):
+        writer.save(3, tree, {})
+    writer.close()
+    assert committed_steps(directory) == [1, 2]
+
+
+def test_a_link_out_of_the_directory_is_damage(saved, tmp_path_factory):
+    directory, _ = saved
+    file = _largest(directory / "2" / "arrays")
+    elsewhere = tmp_path_factory.mktemp("elsewhere") / "stolen"
+    file.rename(elsewhere)
+    file.symlink_to(elsewhere)
+    with pytest.raises(CheckpointError, match="is a symbolic link, of which a checkpoint has none"):
+        restore(directory, 2, _abstract(_mesh(1, 1), SPLIT))
+
+
+@pytest.mark.parametrize("name", ["../../1/MANIFEST.json", "/etc/hostname"])
+def test_a_path_that_leaves_the_directory_is_never_followed(saved, name):
+    directory, _ = saved
+    path = directory / "2" / "MANIFEST.json"
+    fields = json.loads(path.read_text())
+    del fields["sha256"]
+    fields["files"][name] = {"bytes": 1, "sha256": "0" * 64}
+    path.write_text(json.dumps(fmt.seal(fields)))
+    with pytest.raises(CheckpointError, match="is missing"):
+        restore(directory, 2, _abstract(_mesh(1, 1), SPLIT))
 
 
 def test_a_failed_background_save_is_reported_by_the_next_poll(tmp_path, monkeypatch):

@@ -66,7 +66,7 @@ def test_overview_lists_configs_of_one_device_first_and_the_others_by_size(capsy
 def test_each_command_explains_itself(capsys: pytest.CaptureFixture[str], command: str) -> None:
     assert main([command, "--help"]) == 0
     text = capsys.readouterr().out
-    subject = {"plan": "eight_layers", "show-schedule": "1f1b"}.get(command, "quickstart")
+    subject = {"plan": "eight_layers", "show-schedule": "1f1b", "checkpoint": "inspect quickstart"}.get(command, "quickstart")
     assert f"  moejax {command} {subject}" in text
 
 
@@ -86,10 +86,8 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_unknown_command_suggests_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     message = error(capsys, "trian", "quickstart")
-    assert (
-        message
-        == "there is no command trian among train, plan, verify, eval, generate, show-config, show-schedule; did you mean moejax train?"
-    )
+    names = "train, plan, verify, eval, generate, checkpoint, show-config, show-schedule"
+    assert message == f"there is no command trian among {names}; did you mean moejax train?"
     assert error(capsys, "--quiet").endswith("moejax --help explains them")
 
 

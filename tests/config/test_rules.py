@@ -174,6 +174,12 @@ RUN = [
     misspelled("mesh.weights", "fsdp2", "resident, fsdp", "fsdp"),
     below("checkpoint.every", 0, 1),
     below("checkpoint.keep", 0, 1),
+    below("checkpoint.keep_every", 0, 1),
+    (
+        {"checkpoint.keep_every": 700, "checkpoint.every": 500},
+        "checkpoint.keep_every=700 is not a multiple of checkpoint.every=500, so that most of these steps are never saved; "
+        "use a multiple, such as 1000",
+    ),
     below("eval.every", 0, 1),
     below("eval.sequences", 0, 1),
     below("eval.batch_size", 0, 1),

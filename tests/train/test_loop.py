@@ -177,7 +177,7 @@ def test_a_save_that_fails_in_the_background_stops_the_run(config, monkeypatch, 
     )
     with pytest.raises(CheckpointError, match="checkpoint 4 could not be written"):
         loop.train(dataclasses.replace(config, steps=1000))
-    assert 4 < max(_losses(config)) < 100
+    assert 4 <= max(_losses(config)) < 100
 
 
 def test_a_damaged_checkpoint_stops_the_start(config, monkeypatch, tmp_path):
