@@ -41,6 +41,18 @@ def set_cpu_devices(count: int) -> None:
     os.environ["XLA_FLAGS"] = " ".join([*flags.split(), *added])
 
 
+def store_no_programs() -> None:
+    """From now on, keep compiled programs of this process out of JAX's persistent cache (JAX_COMPILATION_CACHE_DIR).
+
+    XLA keeps collectives on CPU devices in one order by a resource that they share. In a program that comes from the cache those inside a
+    loop no longer share it with those outside, and a pipeline has both: one device may enter a loop while the others wait for it in a
+    collective-permute, for ever (seen with jaxlib 0.12.0).
+    """
+    import jax
+
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", float("inf"))
+
+
 def require_devices(mesh: MeshConfig) -> str:
     """Return a sentence on the devices that the mesh will use. Starts JAX's backends.
 

@@ -7,6 +7,7 @@ from jax.sharding import AxisType, Mesh
 
 from moejax.config import MeshConfig
 from moejax.errors import ConfigError
+from moejax.parallel.flags import store_no_programs
 
 AXES = ("pp", "dp", "ep")
 """Pipeline stages (outermost), replicas of the experts, and ranks that split the experts (innermost)."""
@@ -23,6 +24,8 @@ def mesh_shape(config: MeshConfig) -> dict[str, int]:
 def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Mesh:
     """A mesh with axes ("pp", "dp", "ep") over the first devices, or over those given.
 
+    A pipeline on CPU devices is no longer taken from a cache of compiled programs; see `store_no_programs`.
+
     Raises:
         ConfigError: if there are fewer devices than mesh.pp x mesh.dp x mesh.ep.
     """
@@ -32,5 +35,7 @@ def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Me
             f"{config.words} needs {config.num_devices} devices, but there are {len(devices)} "
             f"({devices[0].device_kind}); use a smaller mesh, or start with more devices"
         )
+    if config.pp > 1 and devices[0].platform == "cpu":
+        store_no_programs()
     shape = tuple(mesh_shape(config).values())
     return jax.make_mesh(shape, AXES, devices=devices[: math.prod(shape)], axis_types=(AxisType.Auto,) * len(AXES))

@@ -2,11 +2,12 @@ import os
 import subprocess
 import sys
 
+import jax
 import pytest
 
 from moejax.config import MeshConfig
 from moejax.errors import ConfigError
-from moejax.parallel import flags
+from moejax.parallel import flags, make_mesh
 from moejax.parallel.flags import require_devices, set_cpu_devices
 
 COUNT = "--xla_force_host_platform_device_count"
@@ -27,7 +28,7 @@ def test_devices_are_made_before_jax_starts_even_if_jax_is_imported() -> None:
     program = """
 import jax
 from moejax.config import MeshConfig
-from moejax.parallel import flags
+from moejax.parallel import flags, make_mesh
 from moejax.parallel.flags import require_devices, set_cpu_devices
 set_cpu_devices(6)
 print(len(jax.devices()), require_devices(MeshConfig(dp=3, ep=2)))
@@ -80,3 +81,15 @@ def test_mesh_smaller_than_the_gpus_leaves_some_unused(monkeypatch: pytest.Monke
     monkeypatch.setattr("jax.devices", lambda: [Gpu()] * 4)
     assert require_devices(MeshConfig(ep=2)) == "using 2 x NVIDIA H200 for mesh.dp=1 x mesh.ep=2 (2 more stay unused)"
     assert require_devices(MeshConfig(ep=4)) == "using 4 x NVIDIA H200 for mesh.dp=1 x mesh.ep=4"
+
+
+def test_a_pipeline_on_cpu_devices_is_kept_out_of_the_cache_of_programs():
+    name = "jax_persistent_cache_min_compile_time_secs"
+    before = getattr(jax.config, name)
+    try:
+        make_mesh(MeshConfig(dp=2))
+        assert getattr(jax.config, name) == before
+        make_mesh(MeshConfig(pp=2))
+        assert getattr(jax.config, name) == float("inf")
+    finally:
+        jax.config.update(name, before)
