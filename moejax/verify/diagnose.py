@@ -20,7 +20,8 @@ def signs(case: Case, differences: tuple[Difference, ...], gradients: dict[str, 
 def where_it_shows(wrong: list[Case], right: list[Case]) -> str:
     """One sentence that tells the cases that differ from those that do not, by one setting or two if that is enough."""
     if not right:
-        return "it differs in every case, on one device too: look at what all cases share (layers, losses, the update of gradients)"
+        has_one = any(case.pp * case.dp * case.ep == 1 for case in wrong)
+        return f"it differs in every case{', on one device too' * has_one}: look at what they share, such as layers and losses"
     facts = dict(_facts([*wrong, *right]))
     for size in (1, 2):
         for names in combinations(facts, size):

@@ -47,14 +47,18 @@ class Verifier:
     """A config shrunk to this machine, with parameters and a batch that rounding cannot route in two ways.
 
     Raises:
-        MoejaxError: if there are none, as with a router that is not a function of its input.
+        MoejaxError: if there are none, as with a router that is not a function of its input; or the model does what float64 cannot.
     """
 
     def __init__(self, config: TrainConfig):
         self.small, self._keep = shrink(config), (config.model.recompute, config.model.recompute_keep)
         for seed in range(_SEEDS):
             self.reference = Reference(self.small, *make_inputs(self.small, seed))
-            if self.reference.is_safe():
+            try:
+                is_safe = self.reference.is_safe()
+            except NotImplementedError as error:
+                raise MoejaxError(f"the reference cannot run this model in float64: {error}") from error
+            if is_safe:
                 self.seed = seed
                 return
         raise MoejaxError(

@@ -8,6 +8,7 @@ import pytest
 from jax import lax
 
 from moejax.config import load_config
+from moejax.errors import MoejaxError
 from moejax.nn.moe import Router
 from moejax.nn.recompute import recomputed
 from moejax.parallel import zero
@@ -114,3 +115,12 @@ def test_a_router_that_the_user_wrote():
             text = report(EP)
     assert "1 of 1 cases are equal to the reference" in healthy
     assert "divided once too often" in text
+
+
+def test_a_model_that_float64_cannot_run_is_refused():
+    class Looping(Router):
+        def __call__(self, x, tokens, bias, layer):
+            return super().__call__(lax.while_loop(lambda y: y.sum() > 0, lambda y: y - 1, x), tokens, bias, layer)
+
+    with mock.patch("moejax.nn.moe.Router", Looping), pytest.raises(MoejaxError, match="in float64: a loop of unknown length"):
+        Verifier(CONFIG)
