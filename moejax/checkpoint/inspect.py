@@ -9,7 +9,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from moejax.checkpoint import format as fmt
-from moejax.checkpoint.restore import read_manifest
+from moejax.checkpoint.restore import form, read_manifest
 
 Progress = Callable[[str], None]
 
@@ -103,15 +103,11 @@ def compare(a: tuple[Path, int], b: tuple[Path, int], say: Progress = lambda tex
     return Comparison(
         only_a=tuple(name for name in mine if name not in other),
         only_b=tuple(name for name in other if name not in mine),
-        shapes=tuple(f"{name}: {_form(mine[name])} -> {_form(other[name])}" for name in common if name not in same),
+        shapes=tuple(f"{name}: {form(mine[name])} -> {form(other[name])}" for name in common if name not in same),
         settings=tuple(_settings(first.get("config", {}), second.get("config", {}))),
         changes=tuple(changes),
         equal=len(same) - len(changes),
     )
-
-
-def _form(array: dict[str, Any]) -> str:
-    return f"{array['dtype']}{array['shape']}"
 
 
 def _settings(old: Any, new: Any, prefix: str = "") -> Iterator[str]:

@@ -10,6 +10,8 @@ import orbax.checkpoint as ocp
 from moejax.checkpoint import format as fmt
 from moejax.errors import CheckpointError
 
+_LISTED = 12  # lines of a message
+
 
 def committed_steps(directory: Path) -> list[int]:
     """Steps of the complete checkpoints in a directory, oldest first; empty if the directory does not exist."""
@@ -72,19 +74,28 @@ def restore(directory: Path, step: int, abstract: Any) -> Any:
 
 
 def _check_arrays(path: Path, stored: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """Refuse a checkpoint of another model with one sentence, and a line for each array that differs."""
+    way_out = "use the config that wrote it (in its MANIFEST.json), or another --run-dir"
     missing = [name for name in wanted if name not in stored]
+    wrong = [name for name, leaf in wanted.items() if name in stored and stored[name] != leaf]
     if missing:
-        raise CheckpointError(
-            f"checkpoint {path} has no array {missing[0]}{_and_more(missing)}; it belongs to another model or optimizer: "
-            "use the config that wrote it (in its MANIFEST.json), or another --run-dir"
-        )
-    wrong = [name for name, leaf in wanted.items() if stored[name] != leaf]
-    if wrong:
-        have, want = stored[wrong[0]], wanted[wrong[0]]
-        raise CheckpointError(
-            f"checkpoint {path} holds {wrong[0]} as {have['dtype']}{have['shape']}, the config asks for {want['dtype']}{want['shape']}"
-            f"{_and_more(wrong)}; use the config that wrote it (in its MANIFEST.json), or another --run-dir"
-        )
+        sentence = f"checkpoint {path} has no array {missing[0]}; it belongs to another model or optimizer: {way_out}"
+    elif wrong:
+        have, want = (form(arrays[wrong[0]]) for arrays in (stored, wanted))
+        sentence = f"checkpoint {path} holds {wrong[0]} as {have}, the config asks for {want}; {way_out}"
+    else:
+        return
+    lines = [f"{name}: nothing -> {form(wanted[name])}" for name in missing]
+    lines += [f"{name}: {form(stored[name])} -> {form(wanted[name])}" for name in wrong]
+    if len(lines) > 1:
+        more = [f"and {len(lines) - _LISTED} more"] * (len(lines) > _LISTED)
+        sentence += "\narrays that differ (there -> here):" + "".join(f"\n  {line}" for line in lines[:_LISTED] + more)
+    raise CheckpointError(sentence)
+
+
+def form(array: dict[str, Any]) -> str:
+    """Dtype and shape of an array in a manifest, as people read them."""
+    return f"{array['dtype']}{array['shape']}"
 
 
 def _check_files(directory: Path, step: int, listed: dict[str, Any]) -> None:

@@ -302,6 +302,16 @@ def test_arrays_that_do_not_fit_are_refused(saved, change, message):
         restore(saved[0], 2, abstract)
 
 
+def test_every_array_that_does_not_fit_has_a_line(saved):
+    abstract = _abstract(_mesh(1, 1), SPLIT)
+    abstract["master"]["extra"] = abstract["step"]
+    abstract["master"]["embed"]["w_embed"] = jax.ShapeDtypeStruct((17, 8), jnp.float32, sharding=abstract["step"].sharding)
+    with pytest.raises(CheckpointError) as refusal:
+        restore(saved[0], 2, abstract)
+    listing = str(refusal.value).partition("arrays that differ (there -> here):\n")[2].splitlines()
+    assert listing == ["  master.extra: nothing -> int32[]", "  master.embed.w_embed: float32[16, 8] -> float32[17, 8]"]
+
+
 def test_a_step_that_does_not_exist_is_refused_with_those_that_do(saved):
     with pytest.raises(CheckpointError, match=r"no checkpoint 3 in .* \(found: 1, 2\)"):
         restore(saved[0], 3, _abstract(_mesh(1, 1), SPLIT))
