@@ -23,7 +23,7 @@ from moejax.config import (
     TrainConfig,
 )
 from moejax.parallel import make_mesh
-from moejax.train import loop
+from moejax.train import loop, restore_state
 from moejax.train.durable import abstract_durable
 from moejax.train.metrics import read_records
 from moejax.train.run_dir import run_path
@@ -97,6 +97,16 @@ def test_another_mesh_continues_with_the_same_losses(straight):
     assert loop.train(moved) == 0
     np.testing.assert_allclose(_values(moved, "train", "train/loss"), _values(straight[1], "train", "train/loss"), atol=1e-5)
     np.testing.assert_allclose(_values(moved, "eval", "eval/loss"), _values(straight[1], "eval", "eval/loss"), atol=1e-5)
+
+
+def test_python_gets_the_state_of_a_checkpoint_on_any_mesh(straight):
+    folder, config = straight
+    moved = restore_state(folder / "straight", config=dataclasses.replace(config, mesh=MeshConfig(dp=2, ep=2)), step=3)
+    saved = restore_state(folder / "straight", step=3)
+    assert int(moved.step) == int(saved.step) == 3
+    assert moved.params["moe_blocks"]["moe"]["experts"]["w_in"].sharding.mesh.shape["dp"] == 2
+    jax.tree.map(np.testing.assert_array_equal, moved, saved)
+    assert int(restore_state(folder / "straight").step) == 6
 
 
 def test_training_went_somewhere(straight):
